@@ -16,6 +16,7 @@ QWEN = (  # as that of Qwen3-VL: tools in a system turn, calls as Hermes writes 
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{% elif part['type'] == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
     "{% for call in message['tool_calls'] or [] %}"
     "{{ '<tool_call>\n{\"name\": ' }}{{ call['function']['name'] | tojson }}{{ ', \"arguments\": ' }}"
@@ -94,9 +95,12 @@ def _qwen(folder: Path, tokenizer: Any) -> Any:
     from transformers import Qwen2VLConfig
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    Qwen2VLImageProcessorPil(
-        patch_size=4, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 64, "longest_edge": 1024}
-    ).save_pretrained(folder)
+    sizes = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
+    bounds = {"shortest_edge": 64, "longest_edge": 1024}  # pixels
+    Qwen2VLImageProcessorPil(**sizes, size=bounds).save_pretrained(folder)
+    film = {"video_processor_type": "Qwen2VLVideoProcessor", **sizes, "size": {**bounds, "longest_edge": 8192}}
+    film["cap_pixels_per_frame"] = False
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(film))
     names = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
     names |= {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
     return Qwen2VLConfig(

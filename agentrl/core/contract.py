@@ -2,9 +2,9 @@
 
 Guarantees: a wrong 5-tuple, reward or info raises an error that names the class, the method and its line, the returned
 value and the expected one; wrong values are never converted silently. A number is a number in any shape without
-dimensions: numpy's scalars and 0-d tensors are taken, and become plain floats. A PIL image in an observation becomes a
-data URL, so that observations are plain data. In the names of metrics, half of a
-surrogate pair, which UTF-8 cannot hold, becomes U+FFFD.
+dimensions: numpy's scalars and 0-d tensors are taken, and become plain floats. A PIL image or a video in an
+observation becomes a data URL, so that observations are plain data. In the names of metrics, half of a surrogate pair,
+which UTF-8 cannot hold, becomes U+FFFD.
 """
 
 import functools
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MethodType
 from typing import Any
 
-from agentrl.core.images import images_as_data
+from agentrl.core.shown_parts import as_data
 from agentrl.core.valid_text import valid_text
 
 MAX_SHOWN = 200  # characters of a wrong value in an error message
@@ -44,7 +44,7 @@ def checked_reset(result: Any, env: object) -> tuple[Any, dict[str, Any]]:
     observation, info = result
     if not isinstance(observation, list | tuple):
         raise TypeError(f"{where(env, 'reset')} returned observation={observation!r}; want a list of messages")
-    return images_as_data(observation), checked_info(info, where(env, "reset"))
+    return as_data(observation), checked_info(info, where(env, "reset"))
 
 
 def checked_step(result: Any, env: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -62,7 +62,7 @@ def checked_step(result: Any, env: object) -> tuple[Any, Any, bool, bool, dict[s
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if type(value).__name__ not in ("bool", "bool_"):  # also accepts numpy's bool
             raise TypeError(f"{place} returned {name}={value!r}, a {type(value).__name__}; want a bool")
-    return images_as_data(observation), reward, bool(terminated), bool(truncated), checked_info(info, place)
+    return as_data(observation), reward, bool(terminated), bool(truncated), checked_info(info, place)
 
 
 def checked_reward(reward: Any, env: object, method: str = "step") -> float:

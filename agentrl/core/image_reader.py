@@ -1,18 +1,22 @@
-"""Reads images as a model's own processor does: placeholders in the text, and arrays for the forward pass.
+"""Reads images and videos as a model's own processor does: placeholders in the text, arrays for the forward pass.
 
 Guarantees: placeholders and arrays are those of the model's processor in transformers, for every process that loads the
-same folder, so a prompt has as many placeholders as its images have features; images alone are read, no video, so that
-torchvision is not needed. Importing this needs neither torch nor transformers.
+same folder, so a prompt has as many placeholders as its images have features. All frames of a video are shown, none is
+left out. What videos need (torchvision) is loaded when the first is read. Importing this needs neither torch nor
+transformers.
 """
 
+import importlib.util
+import re
 import shutil
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl.core.extras import install_hint
-from agentrl.core.images import EXTRA, image_bytes, opened
+from agentrl.core.images import EXTRA, ImageError, image_bytes, opened
+from agentrl.core.videos import frames_of, is_video, is_video_url
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 """Files that tell how a model's images are processed."""
@@ -24,10 +28,10 @@ REMEMBERED = 256  # images whose placeholders are remembered: all episodes of a 
 
 
 class PromptImage(NamedTuple):
-    """An image of a prompt, and the place of its placeholders.
+    """An image or a video of a prompt, and the place of its placeholders.
 
     Attributes:
-        url: Data URL of the image.
+        url: Its data URL.
         start: Index of the first placeholder in the prompt's ids.
         end: Index after the last one.
     """
@@ -38,21 +42,27 @@ class PromptImage(NamedTuple):
 
 
 class ImageReader:
-    """Reads images with a processor of transformers.
+    """Reads images and videos with a processor of transformers.
 
     Args:
         processor: The model's processor, with an image processor and a tokenizer.
+        folder: Folder of the model.
 
     Attributes:
         token: Text of the placeholder, as the chat template writes it, once for each image.
         token_id: Its id, which stands once for each feature in a prompt.
+        video_token: Text of a video's placeholder; ``None`` if the processor knows none.
+        video_token_id: Its id.
         name: Name of the processor's class.
     """
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: Any, folder: Path) -> None:
         self._processor = processor
+        self._folder = folder
         self.token: str = processor.image_token
         self.token_id: int = processor.image_token_id
+        self.video_token: str | None = getattr(processor, "video_token", None)
+        self.video_token_id: int | None = getattr(processor, "video_token_id", None)
         self.chat_template: str | None = processor.chat_template
         self.name = type(processor).__name__
         self._placeholders = lru_cache(maxsize=REMEMBERED)(self._placeholders_of)
@@ -83,56 +93,126 @@ class ImageReader:
         kind = PROCESSOR_MAPPING.get(type(config), None)
         if kind is None or not hasattr(kind, "replace_image_token"):
             return None, f"transformers has no processor of {config.model_type} that tells its placeholders"
-        return cls(_without_video(kind).from_pretrained(str(folder))), ""
+        return cls(_without_video(kind).from_pretrained(str(folder)), folder), ""
+
+    @property
+    def no_videos(self) -> str:
+        """Why the model takes no videos; empty if it takes some."""
+        return self._videos[1]
+
+    @cached_property
+    def _videos(self) -> tuple[Any, str]:
+        """The processor with the part that reads videos, and why there is none."""
+        kind = type(self._processor).__mro__[1]
+        if "video_processor" not in kind.get_attributes() or None in (self.video_token, self.video_token_id):
+            return None, f"transformers' {self.name} reads none, or has no token of its own for them"
+        if importlib.util.find_spec("torchvision") is None:
+            return None, f"transformers' {self.name} needs torchvision for them: install the one of your torch"
+        from transformers import AutoVideoProcessor
+
+        own = self._processor
+        try:
+            video = AutoVideoProcessor.from_pretrained(str(self._folder))
+        except (ImportError, OSError, ValueError, RuntimeError) as error:
+            why = str(error).strip().partition("\n")[0]
+            return None, f"the model's video processor cannot be loaded ({type(error).__name__}: {why})"
+        parts = {"image_processor": own.image_processor, "tokenizer": own.tokenizer, "video_processor": video}
+        whole = kind(**parts, chat_template=own.chat_template)
+        if shared := {*whole.image_processor.model_input_names} & {*video.model_input_names}:
+            return None, f"transformers' {self.name} has the same {sorted(shared)} for images and videos"
+        return whole, ""
 
     def placeholders(self, url: str) -> str:
-        """Returns the text that stands for an image in a prompt."""
+        """Returns the text that stands for an image or a video in a prompt.
+
+        Raises:
+            ImageError: It cannot be read, or is a video and the model takes none.
+        """
         return self._placeholders(url)
 
+    def count(self, url: str) -> int:
+        """Returns how many placeholders stand for an image or a video."""
+        text = self.placeholders(url)
+        return sum(text.count(one) for one in {self.token, self.video_token} if one is not None)
+
+    def are_placeholders(self, ids: Any) -> Any:
+        """Whether ids are placeholders of images or videos; for an id or an array of them."""
+        found = ids == self.token_id
+        return found if self.video_token_id is None else found | (ids == self.video_token_id)
+
     def _placeholders_of(self, url: str) -> str:
-        images = [opened(image_bytes(url))]
+        data = image_bytes(url)
+        if is_video(data):
+            out = self._read_videos([frames_of(data)], return_text_replacement_offsets=True)
+            ((found,),) = out["text_replacement_offsets"]
+            return found["replacement"]
+        images = [opened(data)]
         out = self._processor(images=images, text=[self.token], return_text_replacement_offsets=True)
         ((found,),) = out["text_replacement_offsets"]
         return found["replacement"]
 
-    def arrays(self, images: Sequence[bytes]) -> dict[str, Any]:
-        """Returns the arrays of images, by the names of the model's arguments.
-
-        Args:
-            images: Bytes of the images' files, in the order of their placeholders.
-        """
-        pictures = [opened(data) for data in images]
-        return dict(self._processor.image_processor(pictures, return_tensors="np"))
-
-    def expanded(self, text: str, urls: Sequence[str]) -> str:
-        """Puts the placeholders of images into a rendered text.
-
-        Args:
-            text: Text that holds :attr:`token` once for each image.
-            urls: Data URLs of the images, in order.
+    def _read_videos(self, videos: Sequence[Any], **how: Any) -> Any:
+        """Runs the processor on the frames of videos, as many as they are.
 
         Raises:
-            ValueError: The text holds it more or less often.
+            ImageError: The model takes no videos.
         """
-        parts = text.split(self.token)
-        if len(parts) != len(urls) + 1:
-            raise ValueError(
-                f"the rendered prompt holds the image placeholder {self.token!r} {len(parts) - 1} times, and its "
-                f"messages hold {len(urls)} images: the chat template leaves images out, or a text of the messages "
-                "holds the placeholder itself"
-            )
-        return "".join(
-            part + (self.placeholders(url) if url else "") for part, url in zip(parts, [*urls, ""], strict=True)
-        )
+        whole, why = self._videos
+        if whole is None:
+            raise ImageError(f"the model takes no videos: {why}")
+        return whole(videos=list(videos), text=[self.video_token * len(videos)], do_sample_frames=False, **how)
+
+    def arrays(self, images: Sequence[bytes]) -> dict[str, Any]:
+        """Returns the arrays of images and videos, by the names of the model's arguments.
+
+        Args:
+            images: Bytes of their files, in the order of their placeholders.
+        """
+        pictures = [opened(data) for data in images if not is_video(data)]
+        videos = [frames_of(data) for data in images if is_video(data)]
+        found = dict(self._processor.image_processor(pictures, return_tensors="np")) if pictures else {}
+        if videos:
+            read = self._read_videos(videos, return_tensors="pt")
+            text = {*self._processor.tokenizer.model_input_names, "mm_token_type_ids"}
+            own = {name: one for name, one in read.items() if name not in text}
+            if shared := sorted(own.keys() & found.keys()):
+                raise ImageError(f"{self.name} makes the same {shared} of images and videos: show one kind of them")
+            found |= own
+        return found
+
+    def expanded(self, text: str, urls: Sequence[str]) -> str:
+        """Puts the placeholders of images and videos into a rendered text.
+
+        Args:
+            text: Text that holds :attr:`token` once for each image, and :attr:`video_token` once for each video.
+            urls: Data URLs of images and videos, in order.
+
+        Raises:
+            ValueError: The text holds one of them more or less often.
+        """
+        kinds = [("image", self.token, [url for url in urls if not is_video_url(url)])]
+        if len(kinds[0][2]) < len(urls):
+            assert self.video_token is not None, "videos were refused"
+            kinds.append(("video", self.video_token, [url for url in urls if is_video_url(url)]))
+        for kind, token, own in kinds:
+            if (times := text.count(token)) != len(own):
+                raise ValueError(
+                    f"the rendered prompt holds the {kind} placeholder {token!r} {times} times, and its messages hold "
+                    f"{len(own)} {kind}s: the chat template leaves {kind}s out, or a text of the messages holds the "
+                    "placeholder itself"
+                )
+        waiting = {token: iter(own) for _, token, own in kinds}
+        marks = "|".join(re.escape(token) for token in waiting)
+        return re.sub(marks, lambda found: self.placeholders(next(waiting[found[0]])), text)
 
     def places(self, urls: Sequence[str], ids: Sequence[int]) -> list[PromptImage]:
-        """Finds the placeholders of images in the ids of their text.
+        """Finds the placeholders of images and videos in the ids of their text.
 
         Raises:
             ValueError: The ids hold more or fewer placeholders than the images have: the tokenizer splits them.
         """
-        counts = [self.placeholders(url).count(self.token) for url in urls]
-        found = [at for at, token in enumerate(ids) if token == self.token_id]
+        counts = [self.count(url) for url in urls]
+        found = [at for at, token in enumerate(ids) if self.are_placeholders(token)]
         if len(found) != sum(counts):
             raise ValueError(f"{len(found)} image placeholders were encoded, want {sum(counts)}")
         images: list[PromptImage] = []
@@ -166,7 +246,7 @@ def copy_processor(source: Path, target: Path) -> None:
 
 
 def _without_video(kind: Any) -> Any:
-    """Returns a class of processors that needs no video processor, which torchvision would be needed for."""
+    """Returns a class of processors without the one of videos, which torchvision would be needed for."""
 
     class ImagesAlone(kind):
         @classmethod

@@ -24,6 +24,9 @@ EXTRA = "vision"  # the extra that brings Pillow
 PARTS = ("image_url", "image", "input_image")
 """Types of a part that holds an image: OpenAI's chat API, transformers, and OpenAI's responses API."""
 
+FRAMES = (b"II*\0", b"MM\0*")
+"""First bytes of a TIFF, the file in which the frames of a video are kept (:mod:`agentrl.core.videos`)."""
+
 _DATA = "data:image/"
 _KINDS = {  # first bytes of a file -> its kind
     b"\x89PNG\r\n\x1a\n": "png",
@@ -58,33 +61,6 @@ def image_part(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(given)}}
 
 
-def images_as_data(messages: Any) -> Any:
-    """Returns messages whose PIL images are data URLs; the same object if there are none.
-
-    Args:
-        messages: A list or tuple of messages; what is no message stays as it is.
-    """
-    if not any(_holds_pil(message) for message in messages):
-        return messages
-    return type(messages)(_without_pil(message) if _holds_pil(message) else message for message in messages)
-
-
-def _holds_pil(message: Any) -> bool:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    return isinstance(content, list | tuple) and any(map(_is_pil_part, content))
-
-
-def _is_pil_part(part: Any) -> bool:
-    if not isinstance(part, Mapping) or part.get("type") not in PARTS:
-        return False
-    given = part.get("image_url")
-    return any(map(is_pil, (part.get("image"), given, given.get("url") if isinstance(given, Mapping) else None)))
-
-
-def _without_pil(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {**message, "content": [image_part(part) if _is_pil_part(part) else part for part in message["content"]]}
-
-
 def data_url(given: Any) -> str:
     """Returns an image as a data URL.
 
@@ -94,6 +70,14 @@ def data_url(given: Any) -> str:
     Raises:
         ImageError: It is no image, or its file cannot be read.
     """
+    url = file_url(given)
+    if image_bytes(url).startswith(FRAMES):
+        raise ImageError(f"{str(given)[:80]!r} is a TIFF, which only a video may be: make a PNG of it")
+    return url
+
+
+def file_url(given: Any) -> str:
+    """Returns an image, or a file of frames, as a data URL; see :func:`data_url`."""
     if is_pil(given):
         return _png(given)
     if isinstance(given, Path):
@@ -113,7 +97,7 @@ def data_url(given: Any) -> str:
 
 @lru_cache(maxsize=_REMEMBERED)
 def image_bytes(url: str) -> bytes:
-    """Returns the bytes of an image's file from its data URL.
+    """Returns the bytes of an image's file, or those of a video's frames, from its data URL.
 
     Raises:
         ImageError: The URL holds no bytes, or those of something else.
@@ -135,11 +119,12 @@ def url_of(data: bytes) -> str:
 
 
 def images_of(message: Mapping[str, Any]) -> list[str]:
-    """Returns the data URLs of a message's images in their order; empty for a message of text."""
+    """Returns the data URLs of a message's images and videos in their order; empty for a message of text."""
     content = message.get("content")
     if content is None or isinstance(content, str) or not isinstance(content, Sequence):
         return []
-    return [part["image_url"]["url"] for part in content if part.get("type") == "image_url"]
+    kinds = [(part, part.get("type")) for part in content]
+    return [part[kind]["url"] for part, kind in kinds if kind in ("image_url", "video_url")]
 
 
 def text_of(content: Any) -> str:
@@ -150,7 +135,7 @@ def text_of(content: Any) -> str:
 
 
 def shown_text(content: Any) -> str:
-    """Returns a content for a person: its text, with ``[image]`` in the place of each image."""
+    """Returns a content for a person: its text, with ``[image]`` or ``[video]`` in the place of each."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list | tuple):
@@ -161,7 +146,8 @@ def shown_text(content: Any) -> str:
 def _shown_part(part: Mapping[str, Any]) -> str:
     if isinstance(part.get("text"), str):
         return part["text"]
-    return "[image]" if part.get("type") in PARTS else f"[{part.get('type', 'part')}]"
+    kind = str(part.get("type", "part"))
+    return "[image]" if kind in PARTS else "[video]" if "video" in kind else f"[{kind}]"
 
 
 def opened(data: bytes) -> "Image":
@@ -199,6 +185,8 @@ def _of_file(path: Path) -> str:
 
 def _kind(data: bytes, what: str) -> str:
     found = next((kind for head, kind in _KINDS.items() if data.startswith(head)), None)
+    if data.startswith(FRAMES):
+        found = "tiff"
     if found is None and data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         found = "webp"
     if found is None:

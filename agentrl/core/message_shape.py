@@ -4,9 +4,9 @@ Guarantees: the result is plain JSON data with a role and a text as ``content``;
 one call or not there, and the arguments of a call are text; no key is ``None``. Parts of text become one text, a
 refusal becomes text, ``function_call`` and its result become a tool call and its result. Where images are taken, the
 content of a message with images is a list of parts, each a text or an image (:mod:`agentrl.core.images`), with
-neighboring texts joined; elsewhere images are refused as what a text model cannot read is everywhere (audio, files),
-with the role and the reason. Half of a surrogate pair, which UTF-8 cannot hold, becomes U+FFFD. A message in this shape
-comes out equal.
+neighboring texts joined, or a video (:mod:`agentrl.core.videos`); elsewhere both are refused as what a text model
+cannot read is everywhere (audio, files), with the role and the reason. Half of a surrogate pair, which UTF-8 cannot
+hold, becomes U+FFFD. A message in this shape comes out equal.
 """
 
 import hashlib
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.episode import Message
-from agentrl.core.images import PARTS, ImageError, data_url, image_part, is_pil
+from agentrl.core.images import ImageError, data_url, is_pil
+from agentrl.core.shown_parts import PARTS, VIDEOS, is_object, shown_part
 from agentrl.core.valid_text import valid_data, valid_text
 
 TEXT_ONLY = "models here read text alone"
@@ -29,7 +30,7 @@ class MessageError(ValueError):
 
 
 class ImageRefused(MessageError):
-    """A message with an image, for a model or a server that takes none."""
+    """A message with an image or a video, for a model or a server that takes none."""
 
 
 def in_shape(message: Any, *, images: bool = False) -> Message:
@@ -37,7 +38,7 @@ def in_shape(message: Any, *, images: bool = False) -> Message:
 
     Args:
         message: A dict or an object of ``openai``, in any shape that ``openai``'s types allow.
-        images: Whether the message may hold images.
+        images: Whether the message may hold images and videos.
 
     Raises:
         TypeError: ``message`` is no message, or holds data that is not JSON.
@@ -49,7 +50,7 @@ def in_shape(message: Any, *, images: bool = False) -> Message:
         if "content" in message and "refusal" not in message and all(isinstance(v, str) for v in message.values()):
             shaped = valid_data(dict(message))
             return shaped if shaped["role"] != "function" else _result(shaped)
-    found = _without_unset(_as_data(message))
+    found = _without_unset(_as_data(_with_videos(message, images=images)))
     role, content, refusal = found.pop("role", None), found.pop("content", None), found.pop("refusal", "")
     if not isinstance(role, str):
         raise TypeError(f"chat.completions.create: a message must be a dict with a role, got {message!r:.200}")
@@ -128,9 +129,10 @@ def _texts(content: Any, role: str, *, images: bool = False) -> tuple[str | list
 
 def _image(part: dict[str, Any], role: str) -> dict[str, Any]:
     if role == "assistant":
-        raise MessageError("the assistant message holds an image, and a policy writes text alone")
+        what = "a video" if part["type"] in VIDEOS else "an image"
+        raise MessageError(f"the assistant message holds {what}, and a policy writes text alone")
     try:
-        return image_part(part)
+        return shown_part(part)
     except ImageError as error:
         raise MessageError(f"the {role} message: {error}") from error
 
@@ -148,6 +150,24 @@ def _joined(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _kind(value: Any) -> str:
     return f"{type(value).__name__} ({str(value)[:60]})"
+
+
+def _with_videos(message: Any, *, images: bool) -> Any:
+    """Returns a message whose videos are data, or refuses it before anything opens their files."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list | tuple) or not any(_is_video(part) for part in content):
+        return message
+    role = message["role"]
+    if not images:
+        kind = next(part["type"] for part in content if _is_video(part))
+        raise ImageRefused(
+            f"the {role} message holds a video (a part of type {kind!r}): {TEXT_ONLY}, so describe it in words"
+        )
+    return {**message, "content": [_image(one, role) if _is_video(one) and is_object(one) else one for one in content]}
+
+
+def _is_video(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in VIDEOS
 
 
 def _refuse_sound(message: Message) -> None:

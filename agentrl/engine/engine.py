@@ -20,11 +20,12 @@ from typing import TypeVar
 
 import torch
 
-from agentrl.engine.admission import CHUNK, Admission, plain
+from agentrl.engine.admission import CHUNK, Admission
 from agentrl.engine.expert_record import note_experts, retract
 from agentrl.engine.live_adapter import LiveAdapter, is_adapter
 from agentrl.engine.make_runner import Runner
 from agentrl.engine.pause_lease import PauseLease
+from agentrl.engine.prompts import compute_prompts
 from agentrl.engine.request import Finish, Request
 from agentrl.engine.sampling import sample
 from agentrl.engine.scheduler import Scheduler
@@ -276,12 +277,7 @@ class Engine:
         for group in groups:
             slots.append(range(first, first + len(group)))
             first += len(group)
-        if plain(groups[0]):
-            shown = [group[0].images for group in groups]
-            how = {"images": shown} if any(shown) else {}  # only a runner of a model that takes images gets any
-            logits = self.runner.prefill([group[0].prefix for group in groups], slots, **how)
-        else:
-            logits = self._prefill_scored(groups[0], slots[0])
+        logits = compute_prompts(self.runner, groups, slots)
         for group in groups:
             twin = next(self._twins)
             for request in group:
@@ -293,19 +289,6 @@ class Engine:
                 request.end(Finish("length"))
         rows = torch.repeat_interleave(torch.tensor([len(group) for group in groups], device=logits.device))
         self._sample(members, logits[rows])
-
-    def _prefill_scored(self, group: list[Request], slots: range) -> torch.Tensor:
-        """Prefill a group in which at least one request wants prompt logprobs, and set those logprobs."""
-        starts = [request.logprob_start for request in group if request.needs_prompt_logprobs]
-        score_from = min(starts, default=len(group[0].prefix))
-        how = {"images": group[0].images} if group[0].images else {}
-        logits, scores = self.runner.prefill_scored(group[0].prefix, slots, score_from, **how)
-        for request in group:
-            if request.needs_prompt_logprobs:
-                start = max(request.logprob_start, 1)
-                skip = start - max(score_from, 1)
-                request.input_logprobs = scores[skip : skip + max(0, len(request.prompt) - start)]
-        return logits
 
     def _decode(self) -> None:
         running = list(self.scheduler.running)

@@ -2,7 +2,7 @@
 
 Guarantees: a prompt has exactly the placeholders that its images need, at the places that the call names
 (``image_places``) or, without them, at all placeholders of the prompt in order; anything else is refused with the
-numbers. Files and URLs are not read: an image comes as a data URL or as base64.
+numbers. Files and URLs are not read: an image comes as a data URL or as base64, a video as a data URL of its frames.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.core.image_reader import PromptImage
 from agentrl.core.images import ImageError, image_bytes, opened
+from agentrl.core.videos import frames_of, is_video
 from agentrl.engine.params import BadRequestError, integer
 from agentrl.models.pixels import Pixels
 
@@ -56,11 +57,11 @@ def _listed(data: Any) -> list[str]:
 def _images(data: list[str], places: Any, ids: Sequence[int], pixels: Pixels) -> tuple[PromptImage, ...]:
     """Checks the images of one prompt, and finds their placeholders."""
     urls = [_url(one) for one in data]
-    token, reader = pixels.reader.token_id, pixels.reader
+    reader = pixels.reader
     try:
         if places is None:
             return tuple(reader.places(urls, ids))
-        counts = [reader.placeholders(url).count(reader.token) for url in urls]
+        counts = [reader.count(url) for url in urls]
     except ValueError as error:
         raise BadRequestError(f"image_data: {error}") from error
     if not isinstance(places, list) or len(places) != len(urls):
@@ -71,7 +72,7 @@ def _images(data: list[str], places: Any, ids: Sequence[int], pixels: Pixels) ->
             raise BadRequestError(f"image_places: {place!r:.80} is no pair of a start and an end")
         before = found[-1].end if found else 0
         start, end = (integer("image_places", one, before, len(ids)) for one in place)
-        own = sum(one == token for one in ids[start:end])
+        own = sum(map(reader.are_placeholders, ids[start:end]))
         if own != count:
             raise BadRequestError(f"image_places: {own} placeholders from {start} to {end}, the image needs {count}")
         found.append(PromptImage(url, start, end))
@@ -82,7 +83,8 @@ def _url(given: str) -> str:
     """Returns an image that can be decoded as a data URL."""
     url = given if given.startswith("data:") else f"data:image/png;base64,{given}"
     try:
-        opened(image_bytes(url))
+        data = image_bytes(url)
+        _ = frames_of(data) if is_video(data) else opened(data)
     except ImageError as error:
         raise BadRequestError(f"image_data: {error}") from error
     return url

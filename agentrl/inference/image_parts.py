@@ -1,7 +1,7 @@
-"""Gives a chat template messages with images in the form that it takes.
+"""Gives a chat template messages with images and videos in the form that it takes.
 
-Guarantees: a template gets no image, only the place of one (``{"type": "image"}``), as transformers' processors give
-it; one that renders lists of parts alone gets texts as a part, which is found out by trying it.
+Guarantees: a template gets none of them, only the place of one (``{"type": "image"}``), as transformers' processors
+give it; one that renders lists of parts alone gets texts as a part, which is found out by trying it.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,10 @@ from agentrl.core.image_reader import ImageReader
 from agentrl.core.images import images_of
 from agentrl.core.message_shape import ImageRefused
 from agentrl.core.template_marks import TemplateError
+from agentrl.core.videos import is_video_url
 
 _MARK = "agentrl0text0here"  # occurs in no template
+_PLACES = {"image_url": {"type": "image"}, "video_url": {"type": "video"}}
 
 
 class ShownImages:
@@ -32,26 +34,38 @@ class ShownImages:
         self.reader = reader
         self.possible = reader is not None or bool(why)
         self._refused = "" if reader is not None else why
+        self._no_videos = ""
 
     def refuse(self, why: str) -> None:
         """Has images refused although the model takes them."""
         self._refused = self._refused or why
 
+    def refuse_videos(self, why: str) -> None:
+        """Has videos refused although the model takes them."""
+        self._no_videos = why
+
     def check(self, messages: Sequence[Message]) -> None:
-        """Refuses images where the model or its servers take none.
+        """Refuses images and videos where the model or its servers take none.
 
         Raises:
-            ImageRefused: A message holds an image.
+            ImageRefused: A message holds an image or a video.
         """
-        role = next((message.get("role") for message in messages if images_of(message)), None)
-        if role is not None and self._refused:
-            raise ImageRefused(f"the {role} message holds an image, which cannot be sent: {self._refused}")
+        shown = [(message.get("role"), url) for message in messages for url in images_of(message)]
+        if shown and self._refused:
+            raise ImageRefused(f"the {shown[0][0]} message holds an image, which cannot be sent: {self._refused}")
+        role = next((role for role, url in shown if is_video_url(url)), None)
+        if role is None or self.reader is None:
+            return
+        if why := self._no_videos or self.reader.no_videos:
+            raise ImageRefused(
+                f"the {role} message holds a video, which cannot be sent: {why}; or show frames as images"
+            )
 
     def expanded(self, text: str, messages: Sequence[Message]) -> str:
-        """Puts the placeholders of the messages' images into their rendered text.
+        """Puts the placeholders of the messages' images and videos into their rendered text.
 
         Raises:
-            TemplateError: The template leaves an image out, or a message holds the text of a placeholder.
+            TemplateError: The template leaves one out, or a message holds the text of a placeholder.
         """
         if self.reader is None:
             return text
@@ -89,7 +103,7 @@ def as_template_takes(messages: Sequence[Message], *, text: bool) -> list[Messag
 
 def _content(content: Any, text: bool) -> Any:
     if isinstance(content, list):
-        return [{"type": "image"} if part.get("type") == "image_url" else part for part in content]
+        return [_PLACES.get(part.get("type"), part) for part in content]
     return content if text or not isinstance(content, str) else [_text(content)]
 
 

@@ -321,11 +321,13 @@ async def _run_all(
 
 
 def _as_recorded(now: Episode, recorded: Episode) -> Episode:
-    """Returns an episode as it is read from a file, with the teacher's logprobs of the record."""
-    now = Episode.model_validate_json(now.model_dump_json())
-    for role, trajectory in now.trajectories.items():
+    """Returns an episode as it is read from a file, with its experts and the teacher's logprobs of the record."""
+    read = Episode.model_validate_json(now.model_dump_json())
+    for role, trajectory in read.trajectories.items():
+        for new, ran in zip(trajectory.nodes, now.trajectories[role].nodes, strict=True):
+            new.experts = ran.experts  # no file of episodes holds them
         known = recorded.trajectories.get(role)
         for new, old in zip(trajectory.nodes, known.nodes if known else (), strict=False):
             if new.token_ids == old.token_ids:
                 new.teacher_logprobs = old.teacher_logprobs
-    return now
+    return read

@@ -20,7 +20,9 @@ from agentrl.core.image_reader import ImageReader
 from agentrl.core.images import data_url, image_bytes
 from agentrl.models.decoder import decoder_of
 
-KINDS = "mm_token_type_ids"  # argument of models whose positions depend on images: 1 for the placeholder of an image
+KINDS = "mm_token_type_ids"
+"""Argument of models whose positions depend on images: 1 for placeholders of an image, 2 for those of a video."""
+
 IDS = "input_ids"
 _BLANK = 32  # pixels of each side of a blank image
 _NEUTRAL = 0  # token that stands for a sampled placeholder where the model looks for placeholders
@@ -44,9 +46,9 @@ class Pixels:
         Args:
             token_ids: int64 ``[rows, length]``.
             pictured: bool ``[rows, length]`` whether a token is of a message that holds images.
-            images: Bytes of the images' files, row by row in the order of their placeholders.
+            images: Bytes of the files of images and videos, row by row in the order of their placeholders.
         """
-        shown = token_ids == self.reader.token_id
+        shown = self.reader.are_placeholders(token_ids)
         sampled = shown & ~pictured
         found: dict[str, Tensor] = {}
         if bool(sampled.any()) and images:
@@ -54,11 +56,12 @@ class Pixels:
         if images:
             found |= self.tensors(images, token_ids.device)
             if KINDS in self._known:
-                found[KINDS] = (shown & pictured).int()
+                kinds = torch.where(token_ids == self.reader.token_id, 1, 2)
+                found[KINDS] = (kinds * (shown & pictured)).int()
         return found
 
     def tensors(self, images: Sequence[bytes], device: torch.device) -> dict[str, Tensor]:
-        """Returns the arguments that hold images alone."""
+        """Returns the arguments that hold images and videos alone."""
         arrays = self.reader.arrays(images)
         return {name: torch.as_tensor(one).to(device) for name, one in arrays.items() if name in self._known}
 

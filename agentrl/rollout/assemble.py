@@ -91,8 +91,12 @@ def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSet
         policy=inference.history,
         variables=inference.chat_template_kwargs,
     )
-    if not server_kind(inference.engine).capabilities.images:
-        template.shown.refuse(f"servers of the kind inference.engine={inference.engine} take no images beside ids")
+    can = server_kind(inference.engine).capabilities
+    servers = f"servers of the kind inference.engine={inference.engine}"
+    if not can.images:
+        template.shown.refuse(f"{servers} take no images beside ids")
+    if not can.videos:
+        template.shown.refuse_videos(f"{servers} take no frames beside ids")
     training = SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,

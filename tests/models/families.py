@@ -47,16 +47,20 @@ _SHARING: dict[str, Any] = {  # the last two layers take the keys of earlier one
 OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostly kinds of layers
     "bailing_hybrid": {"layer_group_size": 2},
     "bamba": {"attn_layer_indices": [1]},
+    "beam": {"mlp_layer_types": ["dense", "sparse"]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}},
     "dbrx": {
         "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "deepseek_v4": {"mlp_layer_types": ["hash_moe", "moe"]},
     "dory": {"num_hidden_layers": 3, "n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1},
     "dots3_note": {"num_key_value_heads": 4, "per_layer_config": {}},
     "dots3_note_text": {"num_key_value_heads": 4, "per_layer_config": {}},
+    "flint": {"mlp_only_layers": [0]},
     "gemma3n": _SHARING,
     "gemma3n_text": _SHARING,
+    "gemma4": {"enable_moe_block": True, "top_k_experts": 2},  # gemma4_text is the dense one
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "window_size": 4, "attention_types": [[["global", "local"], 1]]},
     "longcat_flash": {"ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
     "minicpm3": {"dim_model_base": 32},

@@ -18,9 +18,10 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from agentrl.core.episode import Message
-from agentrl.core.images import PARTS, image_part, is_pil
+from agentrl.core.images import is_pil
 from agentrl.core.infrastructure import InfrastructureError
 from agentrl.core.registry import nearest
+from agentrl.core.shown_parts import PARTS, shown_part
 from agentrl.core.valid_text import valid_text
 from agentrl.envkit.tools.end_episode import EndEpisode
 from agentrl.envkit.tools.tool import Tool, tools_by_name
@@ -222,21 +223,21 @@ def _arguments(call: _Call, tool: Tool) -> dict[str, Any]:
 
 
 def _as_content(tool: Tool, result: Any) -> Any:
-    """Returns a result as the content of a message: parts if it holds images, else text."""
+    """Returns a result as the content of a message: parts if it shows images or videos, else text."""
     parts = list(result) if isinstance(result, list | tuple) else [result]
-    if not any(is_pil(part) or _is_image_part(part) for part in parts):
+    if not any(is_pil(part) or _is_shown(part) for part in parts):
         return _as_text(tool, result)
     return [
-        image_part({"image": part})
+        shown_part({"type": "image", "image": part})
         if is_pil(part)
-        else image_part(part)
-        if _is_image_part(part)
+        else shown_part(part)
+        if _is_shown(part)
         else {"type": "text", "text": valid_text(_as_text(tool, part))}
         for part in parts
     ]
 
 
-def _is_image_part(part: Any) -> bool:
+def _is_shown(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") in PARTS
 
 

@@ -80,6 +80,7 @@ class Embedded(ServerKind):
         weight_names="model",
         adapters=True,
         images=True,
+        videos=True,
         experts=True,
         scoring=True,
         remote=True,

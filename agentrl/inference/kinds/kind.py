@@ -40,6 +40,7 @@ class Capabilities:
         adapters: Servers can load LoRA adapters without the base weights.
         structured_output: Servers can constrain an answer to a JSON schema.
         images: Servers take images beside the ids of a prompt.
+        videos: They take the frames of videos too.
         experts: Servers of a mixture of experts name the experts that each layer chose for each token.
         scoring: Servers return the logprobs of given tokens, as a teacher's server must.
         remote: Servers can stand on other machines: they listen at ``ServerStart.host``, answer no call without the key
@@ -57,6 +58,7 @@ class Capabilities:
     adapters: bool = False
     structured_output: bool = False
     images: bool = False
+    videos: bool = False
     experts: bool = False
     scoring: bool = False
     remote: bool = False
