@@ -132,13 +132,11 @@ class WeightPublisher:
     def write(self, version: int) -> WeightManifest | None:
         """Write or gather all parameters; rank 0 gets the manifest of what then stands in the next buffer."""
         index = version % BUFFERS
-        if self._tensor is not None:
-            fingerprints, samples = self._write_own(index)
-        elif self._is_writer:
-            fingerprints, samples = self._write_whole(index)
-        else:
+        if self._tensor is None and not self._is_writer:
             for _, parameter in self._parameters:
                 full_tensor(parameter)
+            return None
+        fingerprints, samples = self._write_own(index) if self._tensor is not None else self._write_whole(index)
         if not self._is_writer:
             return None
         trained = [name for name, parameter in self._parameters if parameter.requires_grad]
