@@ -240,6 +240,8 @@ def test_simulations_run_as_shown(line: str, tmp_path: Path) -> None:
     if "runs/mine" in line:
         recorded_run(tmp_path / "runs" / "mine")
     small = ["rollout.batch_size=2", "rollout.group_size=2", "rollout.max_concurrent=8", "--steps", "1", "--gpus", "2"]
+    if "--split" in line:
+        small += ["--split", "1+1"]
     result = run(*shlex.split(line)[1:], *small, cwd=tmp_path)
     assert result.returncode == 0, result.stdout
     assert "best      1 for inference + 1 for training, rollout.max_staleness=" in result.stdout

@@ -93,11 +93,16 @@ class WeightManifest(BaseModel):
 def fingerprint(data: memoryview) -> str:
     """Computes a tensor's fingerprint: its length in bytes and a CRC-32 over three windows (head, middle, tail)."""
     data = data.cast("B")
-    size = len(data)
     crc = 0
-    for start in sorted({0, max(0, size // 2 - WINDOW // 2), max(0, size - WINDOW)}):
-        crc = zlib.crc32(data[start : start + WINDOW], crc)
-    return f"{size:x}:{crc:08x}"
+    for start, end in windows(len(data)):
+        crc = zlib.crc32(data[start:end], crc)
+    return f"{len(data):x}:{crc:08x}"
+
+
+def windows(size: int) -> list[tuple[int, int]]:
+    """Returns the ranges of bytes of a tensor of ``size`` bytes that its fingerprint reads; small ones overlap."""
+    starts = sorted({0, max(0, size // 2 - WINDOW // 2), max(0, size - WINDOW)})
+    return [(start, min(size, start + WINDOW)) for start in starts]
 
 
 def checksum(data: memoryview) -> str:

@@ -1,8 +1,10 @@
 """Writes the trained model as a Hugging Face folder.
 
 Guarantees: the folder is complete or absent, and says in ``agentrl.json`` how many trainer steps it is of, so that a
-resumed run knows whether it still has to be written. Where all ranks see the folder each writes its own parts, and
-nothing is gathered; a rank that cannot write ends all of them with the reason.
+resumed run knows whether it still has to be written. It holds what is not trained but belongs to the model, too: its
+buffers. Where all ranks see the folder each writes its own parts, and nothing is gathered, unless the files hold a
+weight that is computed from several (:mod:`agentrl.weights.file_cuts`); a rank that cannot write ends all of them with
+the reason.
 """
 
 import json
@@ -15,16 +17,17 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from transformers import AutoTokenizer
+from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.core.image_reader import copy_processor
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, EXPORTED
 from agentrl.train.first_mismatch import TrainingStopped
 from agentrl.train.mesh import RankMesh
 from agentrl.train.policy import Policy, reshard
-from agentrl.weights.file_names import stand_as_they_are
+from agentrl.weights.file_names import file_weights
 from agentrl.weights.gather import Weight, full_tensor
 from agentrl.weights.own_parts import seen_by_all, write_parts
-from agentrl.weights.safetensors_files import make_files, places
+from agentrl.weights.safetensors_files import LARGEST, make_files, places
 
 
 def export_model(
@@ -37,6 +40,7 @@ def export_model(
     *,
     adapter: bool,
     gather: bool = False,
+    largest: int = LARGEST,
 ) -> None:
     """Writes a model folder with the current weights, atomically; a collective.
 
@@ -52,6 +56,7 @@ def export_model(
         mesh: Mesh of the ranks.
         adapter: Whether an adapter was trained.
         gather: Whether rank 0 writes all weights even where each rank could write its own parts.
+        largest: Most bytes of a file where each rank writes its own parts.
 
     Raises:
         TrainingStopped: The folder cannot be written.
@@ -59,27 +64,33 @@ def export_model(
     reshard(policy)
     dtype = getattr(policy.model.config, "dtype", None) or torch.float32
     partial = target.with_name(f".partial-{target.name}")
-    shapes = [(name, tuple(weight.shape)) for name, weight in weights]
     with _Writing(target) as begun:
         if mesh.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
     begun.check(partial)
-    parts = not gather and mesh.shape.size > 1 and stand_as_they_are(policy.model, shapes) and seen_by_all(partial)
+    parts = not gather and mesh.shape.size > 1 and seen_by_all(partial)
+    named = file_weights(policy.model, weights) if parts else []
+    shapes = [(name, tuple(weight.shape)) for name, weight in named]
     with _Writing(target) as made:
+        buffers = saved_buffers(policy.model)
         if parts and mesh.rank == 0:
-            make_files(partial, shapes, dtype)
+            _save_rest(policy.model, {}, partial, start, target)  # before the weights, whose files it would remove
+            make_files(partial, shapes, dtype, revert_weight_conversion(policy.model, buffers), largest)
     made.check(partial)
     with _Writing(target) as written:
         if parts:
             which = [
                 (partial / file, offset, weight)
-                for (file, offset), (_, weight) in zip(places(shapes, dtype), weights, strict=True)
+                for (file, offset), (_, weight) in zip(
+                    places(shapes, dtype, largest, rest=bool(buffers)), named, strict=True
+                )
             ]
             write_parts(which, dtype, tensor=(mesh.tensor_rank, mesh.shape.tensor))
-            _save_rest(policy.model, {}, partial, start, target, mesh.rank)
         else:
-            _save_rest(policy.model, _gathered(weights, dtype, mesh.rank), partial, start, target, mesh.rank)
+            state = _gathered(weights, dtype, mesh.rank)
+            if mesh.rank == 0:
+                _save_rest(policy.model, state | buffers, partial, start, target)
     written.check(partial)
     if mesh.rank == 0:
         (partial / EXPORTED).write_text(json.dumps({"step": step}))
@@ -111,10 +122,23 @@ def _gathered(weights: Sequence[tuple[str, Weight]], dtype: torch.dtype, rank: i
     return state
 
 
-def _save_rest(model: Any, state: dict[str, torch.Tensor], partial: Path, start: Path, target: Path, rank: int) -> None:
-    """Writes, on rank 0, the config, the tokenizer and the weights in ``state``."""
-    if rank:
-        return
+def saved_buffers(model: Any) -> dict[str, torch.Tensor]:
+    """Returns names and values of the buffers that belong to a model's files, such as a router's correction of scores.
+
+    ``save_pretrained`` leaves out some, which the model's class names.
+    """
+    left = set(model._keys_to_ignore_on_save or ())
+    found: dict[str, torch.Tensor] = {}
+    for place, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            full = f"{place}.{name}" if place else name
+            if buffer is not None and name not in module._non_persistent_buffers_set and full not in left:
+                found[full] = full_tensor(buffer).cpu()
+    return found
+
+
+def _save_rest(model: Any, state: dict[str, torch.Tensor], partial: Path, start: Path, target: Path) -> None:
+    """Writes the config, the tokenizer and the weights in ``state``."""
     dtype = getattr(model.config, "dtype", None)
     model.save_pretrained(partial, state_dict=state)
     model.config.dtype = dtype  # transformers leaves its name there, a string, which the next export would take

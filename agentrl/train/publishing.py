@@ -17,7 +17,7 @@ from agentrl.train.mesh import RankMesh
 from agentrl.train.policy import ModelRefused, Policy
 from agentrl.train.rank import DTYPES
 from agentrl.weights.broadcast_publisher import BroadcastPublisher
-from agentrl.weights.file_names import file_weights, stand_as_they_are, wrong_names
+from agentrl.weights.file_names import file_weights, wrong_names
 from agentrl.weights.file_publisher import Publisher, WeightPublisher
 from agentrl.weights.gather import Weight
 
@@ -47,7 +47,7 @@ def make_publisher(
     """
     folder, is_writer, transport = run_dir / "weights", dist.get_rank() == 0, recipe.weights.transport
     assert transport != "auto", "the launcher resolves it"
-    place: tuple[int, int] | None = (mesh.tensor_rank, mesh.shape.tensor)
+    place = (mesh.tensor_rank, mesh.shape.tensor)
     dtype, model = DTYPES[recipe.inference.dtype], policy.model
     weights: Iterable[tuple[str, Weight]] = model.named_parameters()
     if recipe.trainer.lora_rank is not None:
@@ -59,10 +59,7 @@ def make_publisher(
 
             return AdapterPublisher(model, dtype, transport, folder, is_writer=is_writer)
     if recipe.weights.names == "files":
-        named = list(weights)
-        weights = checked_names(model, named, model_path)
-        if not stand_as_they_are(model, [(name, tuple(weight.shape)) for name, weight in named]):
-            place = None  # ranks hold parts of what the model has, not of what is sent
+        weights = checked_names(model, list(weights), model_path)
     if transport != "broadcast":
         return WeightPublisher(weights, dtype, transport, folder, is_writer=is_writer, tensor=place)
     files = WeightPublisher(weights, dtype, "disk", folder, is_writer=is_writer, tensor=place)

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
+from agentrl.weights.file_cuts import Cut, find_cuts
 from agentrl.weights.gather import Weight, full_tensor
 
 Named = tuple[str, Weight]
@@ -59,12 +60,14 @@ class FileWeight:
         shape: Shape in the files.
         requires_grad: Whether a weight that it is made of is trained.
         converted: Tensors that are made together with it.
+        cut: Box of one weight that it is, so that each rank has its part of it; ``None`` if it is computed.
     """
 
     name: str
     shape: torch.Size
     requires_grad: bool
     converted: _Converted
+    cut: Cut | None = None
 
     def full_tensor(self) -> Tensor:
         """The tensor, without its graph, on every rank; a collective."""
@@ -87,12 +90,6 @@ def file_weights(model: Any, weights: Iterable[Named]) -> list[Named]:
         elif group := groups.pop(name, None):  # at the place of the first weight of a group
             made += _converted(model, [(given, by_name[given]) for given in group.given], group.found)
     return made
-
-
-def stand_as_they_are(model: Any, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> bool:
-    """Whether weights with these names and shapes stand in the files as they are in the model."""
-    kept, _ = _groups(model, shapes)
-    return all(kept.get(name) == name for name, _ in shapes)
 
 
 @dataclass(frozen=True)
@@ -131,8 +128,9 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 def _converted(model: Any, given: list[Named], found: Mapping[str, torch.Size]) -> Iterator[Named]:
     source = _Converted(model, given, list(found))
     trained = any(weight.requires_grad for _, weight in given)
+    cuts = find_cuts(model, dict(given))
     for name, shape in found.items():
-        yield name, FileWeight(name, shape, trained, source)
+        yield name, FileWeight(name, shape, trained, source, cuts.get(name))
 
 
 def wrong_names(weights: Iterable[Named], folder: Path, prefix: str) -> str | None:

@@ -1,19 +1,19 @@
-"""Publishes weights by file: gathered parameter by parameter into a safetensors file that servers map.
+"""Publishes weights by file: a safetensors file that servers map.
 
 Guarantees: two buffers take turns, so the last published version stays readable until the one after the next; what is
 written has the dtype that the servers hold; the manifest's fingerprints are of the bytes in the file. All ranks call
-:meth:`WeightPublisher.write` together. Where all are on one host each writes its own parts; else all parts are gathered
-and rank 0 alone writes.
+:meth:`WeightPublisher.write` together. Where all of them see the file each writes its own parts; else each weight is
+gathered and rank 0 alone writes. On a disk each version is a new file, closed before it is offered: hosts that share
+the disk then read what was written, and not what they remember of the version before.
 """
 
 import mmap
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,8 +32,9 @@ from agentrl.core.weight_manifest import (
 from agentrl.weights.file_names import FileWeight
 from agentrl.weights.gather import Weight, full_tensor
 from agentrl.weights.own_parts import seen_by_all, write_parts
+from agentrl.weights.part_prints import PartPrints
 from agentrl.weights.safetensors_files import DTYPE_NAMES, safetensors_header
-from agentrl.weights.transport import require_room
+from agentrl.weights.transport import BUFFERS, require_room
 
 Offer = Callable[[WeightManifest], None]  # tells the controller of a version; returns when the servers serve it
 SAMPLED_PARAMETERS = 4
@@ -94,12 +95,14 @@ class WeightPublisher:
         self._tensor = tensor if tensor is not None and dist.get_world_size() > 1 else None
         self._latest: dict[str, str] = {}  # fingerprints
         self.unchanged: float | None = None
-        itemsize = torch.empty((), dtype=dtype).element_size()
-        self._nbytes = sum(p.shape.numel() for _, p in self._parameters) * itemsize
+        self._itemsize = torch.empty((), dtype=dtype).element_size()
+        self._sizes = [p.shape.numel() * self._itemsize for _, p in self._parameters]
+        self._nbytes = sum(self._sizes)
+        self._header = safetensors_header([(n, p.shape) for n, p in self._parameters], dtype)
         asked = [n for n, p in self._parameters if len(p.shape) == 2 and not isinstance(p, FileWeight)]
         self._sampled = spread(asked, SAMPLED_PARAMETERS)  # servers cannot be asked for one expert of many
         self._folder: Path | None = None
-        self._buffers: list[tuple[Path, mmap.mmap, int]] = []
+        self._buffers: dict[int, mmap.mmap] = {}
         self.transport: Literal["shm", "disk"] = transport
         if is_writer:
             sweep_stale()
@@ -113,14 +116,11 @@ class WeightPublisher:
             self._share_folder()
 
     def _share_folder(self) -> None:
-        """Tells all ranks rank 0's folder, if they are all on its host; a collective.
-
-        On a shared disk another host's cache may hold a buffer's older bytes, of which fingerprints would be wrong.
-        """
-        found: list[str] = [str(self._folder or ""), socket.gethostname()]
+        """Tells all ranks rank 0's folder, if they all see it; a collective."""
+        found: list[str] = [str(self._folder or "")]
         dist.broadcast_object_list(found, src=0)
         self._shared = Path(found[0])
-        if not seen_by_all(self._shared if found[1] == socket.gethostname() else None):
+        if not seen_by_all(self._shared):
             self._tensor = None
 
     def publish(self, version: int, offer: Offer) -> None:
@@ -130,52 +130,71 @@ class WeightPublisher:
             offer(manifest)
 
     def write(self, version: int) -> WeightManifest | None:
-        """Write or gather all parameters; on rank 0 the next buffer then has them, and its manifest is returned."""
-        if not self._is_writer:
-            if self._tensor is not None:
-                self._write_own(version % 2)
-            else:
-                for _, parameter in self._parameters:
-                    full_tensor(parameter)
+        """Write or gather all parameters; rank 0 gets the manifest of what then stands in the next buffer."""
+        index = version % BUFFERS
+        if self._tensor is None and not self._is_writer:
+            for _, parameter in self._parameters:
+                full_tensor(parameter)
             return None
-        path, buffer, data_start = self._buffer(version % 2)
-        if self._tensor is not None:
-            self._write_own(version % 2)
-        view = memoryview(buffer)
-        fingerprints: dict[str, str] = {}
-        samples: dict[str, list[float]] = {}
-        offset = data_start
-        for name, parameter in self._parameters:
-            count = parameter.shape.numel()
-            nbytes = count * torch.empty((), dtype=self.dtype).element_size()
-            target = torch.frombuffer(buffer, dtype=self.dtype, count=count, offset=offset).view(parameter.shape)
-            if self._tensor is None:
-                target.copy_(full_tensor(parameter))
-            fingerprints[name] = fingerprint(view[offset : offset + nbytes])
-            if name in self._sampled:
-                samples[name] = _first_values(target)
-            offset += nbytes
+        fingerprints, samples = self._write_own(index) if self._tensor is not None else self._write_whole(index)
+        if not self._is_writer:
+            return None
         trained = [name for name, parameter in self._parameters if parameter.requires_grad]
         same = sum(self._latest.get(name) == fingerprints[name] for name in trained)
         self.unchanged = same / len(trained) if self._latest and trained else None
         self._latest = fingerprints
-        return self.manifest(
-            version, self.transport, path=str(path.resolve()), fingerprints=fingerprints, samples=samples
-        )
+        path = str(self._path(index).parent.resolve())
+        return self.manifest(version, self.transport, path=path, fingerprints=fingerprints, samples=samples)
 
-    def _write_own(self, index: int) -> None:
-        """Writes this rank's parts into a buffer that rank 0 made; a collective."""
+    def _write_own(self, index: int) -> tuple[dict[str, str], dict[str, list[float]]]:
+        """Writes this rank's parts into a file that rank 0 made; a collective.
+
+        Returns:
+            Fingerprints and samples of the whole tensors, by name.
+        """
         assert self._tensor is not None
+        if self._is_writer:
+            self._make_file(index).close()
         dist.barrier()
-        start = len(safetensors_header([(n, p.shape) for n, p in self._parameters], self.dtype))
-        path = self._shared / f"buffer-{index}" / self._file
-        itemsize = torch.empty((), dtype=self.dtype).element_size()
-        files: list[tuple[Path, int, Weight]] = []
-        for _, parameter in self._parameters:
-            files.append((path, start, parameter))
-            start += parameter.shape.numel() * itemsize
-        write_parts(files, self.dtype, tensor=self._tensor)
-        dist.barrier()
+        start, files = len(self._header), []
+        for (_, parameter), size in zip(self._parameters, self._sizes, strict=True):
+            files.append((self._path(index), start, parameter))
+            start += size
+        heads = {
+            number: min(SAMPLED, parameter.shape[-1]) * self._itemsize
+            for number, (name, parameter) in enumerate(self._parameters)
+            if name in self._sampled
+        }
+        written = PartPrints(self._sizes, heads)
+        write_parts(files, self.dtype, tensor=self._tensor, prints=written)
+        prints, first = written.gathered()  # ends when all ranks have written
+        names = [name for name, _ in self._parameters]
+        samples = {names[at]: torch.frombuffer(bytearray(one), dtype=self.dtype).tolist() for at, one in first.items()}
+        return dict(zip(names, prints, strict=True)), samples
+
+    def _write_whole(self, index: int) -> tuple[dict[str, str], dict[str, list[float]]]:
+        """Gathers all parameters into a file; see :meth:`_write_own`."""
+        buffer = self._buffers.get(index)
+        made = None
+        if buffer is None:
+            made = self._make_file(index)
+            buffer = mmap.mmap(made.fileno(), len(self._header) + self._nbytes)
+        view, offset = memoryview(buffer), len(self._header)
+        fingerprints: dict[str, str] = {}
+        samples: dict[str, list[float]] = {}
+        for (name, parameter), size in zip(self._parameters, self._sizes, strict=True):
+            count = parameter.shape.numel()
+            target = torch.frombuffer(buffer, dtype=self.dtype, count=count, offset=offset).view(parameter.shape)
+            target.copy_(full_tensor(parameter))
+            fingerprints[name] = fingerprint(view[offset : offset + size])
+            if name in self._sampled:
+                samples[name] = _first_values(target)
+            offset += size
+        if made is not None:
+            made.close()  # on a network's disk this is when other hosts can read it
+        if self.transport == "shm":
+            self._buffers[index] = buffer
+        return fingerprints, samples
 
     def manifest(self, version: int, transport: Literal["shm", "disk", "broadcast"], **more: Any) -> WeightManifest:
         """The manifest of a version; ``more`` depends on the transport."""
@@ -197,21 +216,24 @@ class WeightPublisher:
         for name, parameter in self._parameters:
             yield name, full_tensor(parameter)
 
-    def _buffer(self, index: int) -> tuple[Path, mmap.mmap, int]:
-        while len(self._buffers) <= index:
-            assert self._folder is not None
-            folder = self._folder / f"buffer-{len(self._buffers)}"
-            folder.mkdir()
-            header = safetensors_header([(n, p.shape) for n, p in self._parameters], self.dtype)
-            with open(folder / self._file, "w+b") as file:
-                os.posix_fallocate(
-                    file.fileno(), 0, len(header) + self._nbytes
-                )  # a full disk shows here, not as SIGBUS
-                file.write(header)
-                file.flush()
-                buffer = mmap.mmap(file.fileno(), len(header) + self._nbytes)
-            self._buffers.append((folder, buffer, len(header)))
-        return self._buffers[index]
+    def _path(self, index: int) -> Path:
+        """Returns the file of a buffer."""
+        folder = self._folder if self._folder is not None else self._shared
+        return folder / f"buffer-{index}" / self._file
+
+    def _make_file(self, index: int) -> BinaryIO:
+        """Returns a buffer's file, opened; in shared memory it is that of the version before, whose room it keeps."""
+        path = self._path(index)
+        path.parent.mkdir(exist_ok=True)
+        if self.transport == "disk":
+            path.unlink(missing_ok=True)
+        elif path.is_file():
+            return open(path, "r+b")
+        file = open(path, "w+b")  # noqa: SIM115  the caller closes it
+        os.posix_fallocate(file.fileno(), 0, len(self._header) + self._nbytes)  # a full disk shows here, not as SIGBUS
+        file.write(self._header)
+        file.flush()
+        return file
 
     def close(self) -> None:
         """Remove what was written."""

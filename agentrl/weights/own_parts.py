@@ -16,19 +16,28 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from agentrl.weights.file_cuts import Intervals
+from agentrl.weights.file_names import FileWeight
 from agentrl.weights.gather import MergedWeight, Weight, full_tensor, own_part
+from agentrl.weights.part_prints import PartPrints
 
-Intervals = list[tuple[int, int]]
 SPLIT = ("tp", "ep")  # names of mesh dimensions whose ranks hold other parts of a matrix, or other experts
 
 
-def write_parts(files: Sequence[tuple[Path, int, Weight]], dtype: torch.dtype, *, tensor: tuple[int, int]) -> None:
+def write_parts(
+    files: Sequence[tuple[Path, int, Weight]],
+    dtype: torch.dtype,
+    *,
+    tensor: tuple[int, int],
+    prints: PartPrints | None = None,
+) -> None:
     """Writes this rank's parts; a collective where a weight is merged or must be gathered.
 
     Args:
         files: File, offset in bytes and weight, in the same order on all ranks; the files are as large as they will be.
         dtype: Element type to write.
         tensor: Place of this rank in its tensor group, and that group's size.
+        prints: Counts what is written, by the number of a weight.
     """
     itemsize = torch.empty((), dtype=dtype).element_size()
     opened: dict[Path, int] = {}
@@ -39,6 +48,8 @@ def write_parts(files: Sequence[tuple[Path, int, Weight]], dtype: torch.dtype, *
             for place, part in _parts(weight, number, tensor):
                 data: Any = part.to(dtype=dtype, device="cpu").contiguous().view(-1).view(torch.uint8).numpy()
                 _write(opened[path], memoryview(data), offset + place * itemsize)
+                if prints is not None:
+                    prints.add(number, place * itemsize, memoryview(data))
     finally:
         for handle in opened.values():
             os.close(handle)
@@ -59,7 +70,8 @@ def _write(handle: int, data: memoryview, offset: int) -> None:
 
 def _parts(weight: Weight, number: int, tensor: tuple[int, int]) -> Iterator[tuple[int, Tensor]]:
     """Yields what this rank writes of a weight: the place of its first element in the whole one, and the elements."""
-    base: Any = weight.base if isinstance(weight, MergedWeight) else weight
+    cut = weight.cut if isinstance(weight, FileWeight) else None
+    base: Any = weight.base if isinstance(weight, MergedWeight) else weight if cut is None else cut.weight
     found = intervals(base) if isinstance(base, DTensor) else None
     if found is None:
         whole = full_tensor(weight)
@@ -71,7 +83,9 @@ def _parts(weight: Weight, number: int, tensor: tuple[int, int]) -> Iterator[tup
         local = _merged(weight, local, found)
     copy, copies = _copy(base, tensor)
     if number % copies == copy:
-        yield from runs(local, found, tuple(base.shape))
+        if cut is not None:
+            local, found = cut.part(local, found)
+        yield from runs(local, found, tuple(weight.shape))
 
 
 def keep_part(weight: Tensor, whole: Tensor) -> None:

@@ -7,10 +7,12 @@ index are those that ``from_pretrained`` reads.
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 LARGEST = 5_000_000_000  # bytes of a file, as on the hub
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -33,10 +35,10 @@ def safetensors_header(shapes: Sequence[Named], dtype: torch.dtype) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def places(shapes: Sequence[Named], dtype: torch.dtype, largest: int = LARGEST) -> list[tuple[str, int]]:
-    """Returns the file of each weight, and the offset of its data there in bytes."""
+def places(shapes: Sequence[Named], dtype: torch.dtype, largest: int, *, rest: bool) -> list[tuple[str, int]]:
+    """Returns the file of each weight, and the offset of its data there in bytes; see :func:`make_files`."""
     found: list[tuple[str, int]] = []
-    for name, members in files(shapes, dtype, largest):
+    for name, members in files(shapes, dtype, largest, rest=rest):
         offset = len(safetensors_header(members, dtype))
         for _, shape in members:
             found.append((name, offset))
@@ -44,8 +46,11 @@ def places(shapes: Sequence[Named], dtype: torch.dtype, largest: int = LARGEST) 
     return found
 
 
-def files(shapes: Sequence[Named], dtype: torch.dtype, largest: int = LARGEST) -> list[tuple[str, list[Named]]]:
-    """Divides weights, in order, into files of at most ``largest`` bytes; a larger weight has one of its own."""
+def files(shapes: Sequence[Named], dtype: torch.dtype, largest: int, *, rest: bool) -> list[tuple[str, list[Named]]]:
+    """Divides weights, in order, into files of at most ``largest`` bytes; a larger weight has one of its own.
+
+    With ``rest`` one more file, which is not listed, belongs to them.
+    """
     itemsize = torch.empty((), dtype=dtype).element_size()
     parts: list[list[Named]] = [[]]
     room = largest
@@ -56,23 +61,45 @@ def files(shapes: Sequence[Named], dtype: torch.dtype, largest: int = LARGEST) -
             room = largest
         parts[-1].append(named)
         room -= nbytes
-    if len(parts) == 1:
-        return [(SINGLE, parts[0])]
-    return [(f"model-{number:05d}-of-{len(parts):05d}.safetensors", part) for number, part in enumerate(parts, 1)]
+    return list(zip(_names(len(parts) + rest), parts, strict=False))
 
 
-def make_files(folder: Path, shapes: Sequence[Named], dtype: torch.dtype, largest: int = LARGEST) -> None:
-    """Makes the files with their headers and room for the weights, and the index if they are several."""
+def _names(count: int) -> list[str]:
+    if count == 1:
+        return [SINGLE]
+    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
+def make_files(
+    folder: Path, shapes: Sequence[Named], dtype: torch.dtype, rest: Mapping[str, Tensor], largest: int
+) -> None:
+    """Makes the files with their headers and room for the weights, and the index if they are several.
+
+    Args:
+        folder: Folder of the files.
+        shapes: Names and shapes of the weights.
+        dtype: Their element type.
+        rest: Tensors of any type, which are written now, into a file of their own.
+        largest: Most bytes of a file.
+    """
     itemsize = torch.empty((), dtype=dtype).element_size()
     where: dict[str, str] = {}
     total = 0
-    for name, members in files(shapes, dtype, largest):
+    laid = files(shapes, dtype, largest, rest=bool(rest))
+    for name, members in laid:
         header, nbytes = safetensors_header(members, dtype), sum(math.prod(shape) for _, shape in members) * itemsize
         with open(folder / name, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, len(header) + nbytes)
             file.write(header)
         where |= {one: name for one, _ in members}
         total += nbytes
+    if rest:
+        last = _names(len(laid) + 1)[-1]
+        save_file(
+            {name: tensor.contiguous() for name, tensor in rest.items()}, folder / last, metadata={"format": "pt"}
+        )
+        where |= dict.fromkeys(rest, last)
+        total += sum(tensor.nbytes for tensor in rest.values())
     if len(set(where.values())) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": where}
         (folder / INDEX).write_text(json.dumps(index, indent=2))

@@ -178,6 +178,13 @@ def test_the_table_has_80_columns_and_names_the_best(folder: Path, capsys: pytes
     assert any(line.startswith("best ") for line in table)
 
 
+def test_one_split_is_tried_with_the_recipes_own_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["rollout.batch_size=2", "rollout.group_size=2", "rollout.max_staleness=3"]
+    main_exits(["sim", "arithmetic_grpo", *settings, "--split", "5+2", "--steps", "1", "--json"])
+    found = json.loads(capsys.readouterr().out)["tried"]
+    assert [(one["inference"], one["training"], one["max_staleness"]) for one in found] == [(5, 2, 3)]
+
+
 def test_a_folder_without_records_and_a_file_without_numbers_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +194,8 @@ def test_a_folder_without_records_and_a_file_without_numbers_are_refused_in_one_
         (["--from", str(tmp_path)], "no metrics.jsonl"),
         (["--lengths", str(tmp_path / "none.txt")], "no such file"),
         (["--lengths", str(tmp_path / "words.txt")], "'many'"),
+        (["--split", "8"], "--split 8: want devices"),
+        (["--split", "0+8"], "--split 0+8: want devices"),
     ):
         assert main_exits(["sim", "arithmetic_grpo", *arguments]) == 2
         assert logging.getLogger("agentrl").level == level, "what a command silences speaks again after it"

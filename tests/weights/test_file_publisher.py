@@ -53,3 +53,19 @@ def test_the_version_before_stays_readable_until_the_one_after_the_next(
     assert first.fingerprints["a.weight"] != second.fingerprints["a.weight"]
     assert publisher.write(3).path == first.path  # type: ignore[union-attr]
     publisher.close()
+
+
+def test_a_version_on_disk_is_a_file_of_its_own(parameters: dict[str, torch.nn.Parameter], tmp_path: Path) -> None:
+    """Another host that shares the disk may remember the bytes of a file that it has read."""
+    publisher = WeightPublisher(parameters.items(), torch.float32, "disk", tmp_path, is_writer=True)
+    first = publisher.write(1)
+    assert first is not None
+    with open(first.file, "rb") as read:
+        before = read.read()
+        with torch.no_grad():
+            parameters["big"].add_(1)
+        third = publisher.write(3)
+        assert third is not None and third.path == first.path
+        read.seek(0)
+        assert read.read() == before != third.file.read_bytes()
+    publisher.close()
