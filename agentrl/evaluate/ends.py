@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.config.errors import ConfigError
-from agentrl.config.recipe import EvalConfig
+from agentrl.config.evaluation import EvalConfig
 from agentrl.core.ending import SUCCESS
 from agentrl.evaluate.fixed_width import is_looked_at, is_narrow, quantile_of, stopping_interval
 from agentrl.evaluate.metrics import EvalSummary

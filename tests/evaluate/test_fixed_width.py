@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from agentrl.config.recipe import EvalConfig
+from agentrl.config.evaluation import EvalConfig
 from agentrl.evaluate.ends import Ends, check_budget
 from agentrl.evaluate.fixed_width import (
     is_looked_at,

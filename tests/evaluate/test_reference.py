@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, norm, t
 
-from agentrl.config.recipe import EvalConfig
+from agentrl.config.evaluation import EvalConfig
 from agentrl.core.episode import Episode, StopReason
 from agentrl.evaluate.compare import p_value
 from agentrl.evaluate.ends import Ends
