@@ -59,15 +59,14 @@ class EventWriter:
     ) -> None:
         try:
             from tensorboardX.event_file_writer import EventsWriter
-            from tensorboardX.proto.event_pb2 import Event
-            from tensorboardX.proto.summary_pb2 import Summary
+            from tensorboardX.proto import event_pb2, summary_pb2
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"TensorBoard events need tensorboardX: {install_hint('train')}, or set logging.tensorboard=false",
                 name=error.name,
             ) from error
         folder.mkdir(parents=True, exist_ok=True)
-        self._event, self._summary = Event, Summary
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary  # type: ignore[attr-defined]  # made by protobuf
         self._clock = clock
         self._flushed = clock()
         self._file: EventFile | None = (open_file or EventsWriter)(str(folder / "events"))

@@ -102,7 +102,7 @@ def _cut(weight: Tensor, view: Tensor) -> Cut | None:
     steps, step = [0] * weight.ndim, 1
     for dimension in reversed(range(weight.ndim)):
         steps[dimension], step = step, step * weight.shape[dimension]
-    firsts, offset = [], view.storage_offset()
+    firsts, offset = [], int(view.storage_offset())
     for one in steps:
         first, offset = divmod(offset, one)
         firsts.append(first)
