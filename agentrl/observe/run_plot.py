@@ -84,7 +84,11 @@ def _interpolated(seeds: Sequence[Mapping[float, float]]) -> list[dict[float, fl
 
     low, high = max(map(min, seeds)), min(map(max, seeds))
     grid = sorted({at for points in seeds for at in points if low <= at <= high})
-    return [dict(zip(grid, np.interp(grid, *zip(*sorted(one.items()), strict=True)), strict=True)) for one in seeds]
+    found = []
+    for one in seeds:
+        places = sorted(one)
+        found.append(dict(zip(grid, np.interp(grid, places, [one[at] for at in places]).tolist(), strict=True)))
+    return found
 
 
 def metric_names(curves: Sequence[Curve]) -> list[str]:
