@@ -54,16 +54,16 @@ class Curve:
 
         Args:
             metric: Name of the metric.
-            smooth: Steps of the moving average of each seed.
+            smooth: Steps of the moving average of each seed; evaluations are not averaged.
             minutes: Whether to return minutes since the run's first record instead of steps: those of all seeds, as
                 far as all were measured.
         """
-        found = []
+        found, window = [], 1 if metric.startswith("eval/") else smooth
         for records in self.seeds:
             points = [
                 (place(records, record, minutes=minutes), record[metric]) for record in records if metric in record
             ]
-            values = moving_average([value for _, value in points], smooth)
+            values = moving_average([value for _, value in points], window)
             found.append(dict(zip((at for at, _ in points), values, strict=True)))
         found = [points for points in found if points]
         if minutes and len(found) > 1:
@@ -84,11 +84,11 @@ def _interpolated(seeds: Sequence[Mapping[float, float]]) -> list[dict[float, fl
 
     low, high = max(map(min, seeds)), min(map(max, seeds))
     grid = sorted({at for points in seeds for at in points if low <= at <= high})
-    curves = []
+    found = []
     for one in seeds:
         places = sorted(one)
-        curves.append(dict(zip(grid, np.interp(grid, places, [one[at] for at in places]), strict=True)))
-    return curves
+        found.append(dict(zip(grid, np.interp(grid, places, [one[at] for at in places]).tolist(), strict=True)))
+    return found
 
 
 def metric_names(curves: Sequence[Curve]) -> list[str]:

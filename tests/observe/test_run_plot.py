@@ -28,6 +28,8 @@ def test_seeds_are_a_mean_with_a_band_over_the_steps_that_all_have():
 def test_the_moving_average_is_of_each_seed():
     curve = Curve("run", [_records([0.0, 2.0, 4.0])])
     assert curve.band("a", smooth=2)[1] == [0.0, 1.0, 3.0]
+    evaluated = Curve("run", [[{"step": one["step"], "eval/a": one["a"]} for one in _records([0.0, 2.0, 4.0])]])
+    assert evaluated.band("eval/a", smooth=2)[1] == [0.0, 2.0, 4.0], "each is a measurement of its own"
 
 
 def test_over_minutes_each_run_begins_with_its_first_record():
