@@ -59,6 +59,7 @@ def reserved(json: int, model_config: int, _x: int, self: int, copy: int = 3) ->
         ),
         (nothing, "{}", {}),
         (nothing, " ", {}),
+        (maybe, "", {}),
     ],
 )
 def test_arguments_come_as_the_annotated_types(function: Any, text: str, want: dict[str, Any]) -> None:

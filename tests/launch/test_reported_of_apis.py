@@ -139,4 +139,4 @@ async def test_calls_with_empty_or_broken_arguments_end_no_episode(arguments: An
     api = Api(lambda number, sent: answer(content="4") if sent["messages"][-1]["role"] == "tool" else called(arguments))
     code, text, result = await calculated(api, tmp_path, "eval.tasks=1")
     assert code == 0 and (result["eval/n"], len(api.requests)) == (1, 2), text
-    assert "expression" in api.requests[1]["messages"][-1]["content"]
+    assert "calculate" in api.requests[1]["messages"][-1]["content"]

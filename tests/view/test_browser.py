@@ -127,6 +127,9 @@ def test_a_run_is_opened_filtered_and_an_episode_read_to_its_tokens(person):
     page.keyboard.type("reward<0.5 tag:hard")
     until(page, "/of 641/.test(document.querySelector('.count').textContent)")
     assert "q=reward" in page.url
+    if person.width != "phone":
+        times = "[...document.querySelectorAll('.rows .row > :last-child')]"
+        assert not page.evaluate(f"{times}.some((one) => one.scrollWidth > one.clientWidth)"), "times are whole"
     person.keep("episodes")
     page.keyboard.press("Escape")
     page.keyboard.press("j")

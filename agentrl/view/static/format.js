@@ -35,6 +35,15 @@ export function clock(time) {
   return when.toDateString() === new Date().toDateString() ? hour : `${when.toLocaleDateString("en-CA")} ${hour}`;
 }
 
+/** The same within a column: of another day without its seconds, of another year without its time. */
+export function shortClock(time) {
+  if (time === null || time === undefined) return "–";
+  const when = new Date(time * 1000), now = new Date();
+  if (when.toDateString() === now.toDateString()) return clock(time);
+  const date = when.toLocaleDateString("en-CA");
+  return when.getFullYear() === now.getFullYear() ? `${date.slice(5)} ${when.toLocaleTimeString("en-GB").slice(0, 5)}` : date;
+}
+
 /** Bytes in one unit. */
 export function bytes(value) {
   const units = ["B", "kB", "MB", "GB"];

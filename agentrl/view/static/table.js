@@ -1,7 +1,7 @@
 // The table of episodes: any number of rows, of which those in the window are asked for and drawn.
 import { html, useState, useEffect, useRef, useMemo, useCallback, useDelayed, useNarrow, classes } from "./base.js";
 import { ask, path, runPath, useAnswer, copy } from "./data.js";
-import { number, seconds, clock, bytes } from "./format.js";
+import { number, seconds, clock, shortClock, bytes } from "./format.js";
 import { href, Failure, Choice, Reward, Stop } from "./parts.js";
 
 const PAGE = 100;
@@ -21,7 +21,7 @@ const COLUMNS = [
   { key: "task", label: "task", sort: "task", width: "112px", title: "id of the task" },
   { key: "tag", label: "tag", sort: "tag", width: "76px", title: "kind of the task" },
   { key: "seconds", label: "time", sort: "seconds", width: "70px", num: true, title: "duration" },
-  { key: "place", label: "ended", sort: "place", width: "84px", num: true, title: "order in which they ended; shown is when it started" },
+  { key: "place", label: "ended", sort: "place", width: "88px", num: true, title: "order in which they ended; shown is when it started" },
 ];
 
 function columnsOf(rows, kind, metrics, width) {
@@ -39,7 +39,7 @@ function cell(row, column, bounds) {
   if (column.key === "reward") return html`<${Reward} value=${row.reward} low=${bounds[0]} high=${bounds[1]} />`;
   if (column.key === "stop") return html`<${Stop} stop=${row.stop} failed=${row.failed} />`;
   if (column.key === "seconds") return seconds(value);
-  if (column.key === "place") return clock(row.started);
+  if (column.key === "place") return html`<span title=${clock(row.started)}>${shortClock(row.started)}</span>`;
   if (column.key === "answer") return row.failed && row.error ? html`<span class="bad">${row.error}</span>` : value || html`<span class="quiet">nothing</span>`;
   return typeof value === "number" ? number(value) : (value ?? "–");
 }
