@@ -30,13 +30,16 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "auto") -> dict
         ``plain_vs_trl``, seconds of padded plain rows over those of TRL's row, and the seconds.
     """
     import torch
+    from transformers import AutoConfig
 
     from agentrl.host.compute_dtype import resolved_dtype
 
     torch.set_flush_denormal(True)  # as a trainer does
     path, computed = model or default_model(), resolved_dtype(dtype, "cpu")
-    rng = random.Random(0)
-    sequences = [[rng.randrange(100, 40_000) for _ in range(rng.randint(*TOKENS))] for _ in range(SEQUENCES)]
+    rng, ids = random.Random(0), min(40_000, AutoConfig.from_pretrained(path).vocab_size)
+    sequences = [
+        [rng.randrange(min(100, ids // 2), ids) for _ in range(rng.randint(*TOKENS))] for _ in range(SEQUENCES)
+    ]
     ours, theirs = _ours(path, sequences, computed), _theirs(path, sequences, computed)
     figures: dict[str, list[float]] = {}
     for repeat in range(repeats + 1):
@@ -97,6 +100,7 @@ def _theirs(path: str, sequences: list[list[int]], dtype: str) -> Any:
     data = Dataset.from_list([{"input_ids": ids, "labels": ids} for ids in sequences])
     trainer: Any = SFTTrainer(model=path, args=arguments, train_dataset=data)
     trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = 1  # which `train` would set
     model = trainer.accelerator.prepare_model(trainer.model).train()
 
     def step() -> None:
