@@ -72,8 +72,8 @@ def export_model(
     parts = not gather and mesh.shape.size > 1 and seen_by_all(partial)
     named = file_weights(policy.model, weights) if parts else []
     shapes = [(name, tuple(weight.shape)) for name, weight in named]
+    buffers = saved_buffers(policy.model)
     with _Writing(target) as made:
-        buffers = saved_buffers(policy.model)
         if parts and mesh.rank == 0:
             _save_rest(policy.model, {}, partial, start, target)  # before the weights, whose files it would remove
             make_files(partial, shapes, dtype, revert_weight_conversion(policy.model, buffers), largest)

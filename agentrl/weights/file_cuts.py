@@ -99,10 +99,12 @@ class _Views(TorchFunctionMode):
 
 def _cut(weight: Tensor, view: Tensor) -> Cut | None:
     """Returns the box that a view of a contiguous tensor of the weight's shape may be; ``None`` if it is none."""
+    if not weight.numel():
+        return None
     steps, step = [0] * weight.ndim, 1
     for dimension in reversed(range(weight.ndim)):
         steps[dimension], step = step, step * weight.shape[dimension]
-    firsts, offset = [], view.storage_offset()
+    firsts, offset = [], int(view.storage_offset())
     for one in steps:
         first, offset = divmod(offset, one)
         firsts.append(first)
