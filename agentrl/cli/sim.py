@@ -56,6 +56,7 @@ def sim(
     import logging
 
     from agentrl.config.load import load_recipe
+    from agentrl.host.garbage import collect_rarely
     from agentrl.launch.needed_packages import require_packages
     from agentrl.sim.choice import Case, tried
     from agentrl.sim.device import Speed
@@ -67,6 +68,7 @@ def sim(
     log = logging.getLogger("agentrl")
     context.call_on_close(partial(log.setLevel, log.level))
     log.setLevel(logging.ERROR)
+    collect_rarely()  # as the controller of a run
     recipe = load_recipe(name, overrides or (), str(config) if config is not None else None)
     head, data = [], {}
     if run is not None:

@@ -99,6 +99,8 @@ class _Views(TorchFunctionMode):
 
 def _cut(weight: Tensor, view: Tensor) -> Cut | None:
     """Returns the box that a view of a contiguous tensor of the weight's shape may be; ``None`` if it is none."""
+    if not weight.numel():
+        return None
     steps, step = [0] * weight.ndim, 1
     for dimension in reversed(range(weight.ndim)):
         steps[dimension], step = step, step * weight.shape[dimension]

@@ -96,8 +96,8 @@ def check(folder: Path, name: str, rank: int) -> None:
         if manifest is not None:
             found = load_file(manifest.file)
             assert same(found, {one: tensor * 2**version for one, tensor in whole.items()}), "another push"
-            prints = {one: fingerprint(memoryview(tensor.numpy())) for one, tensor in found.items()}
-            assert manifest.fingerprints == prints
+            data: dict[str, Any] = {one: tensor.numpy() for one, tensor in found.items()}
+            assert manifest.fingerprints == {one: fingerprint(memoryview(held)) for one, held in data.items()}
             assert len(manifest.samples) == 4
             assert all(found[one].view(-1)[:SAMPLED].tolist() == values for one, values in manifest.samples.items())
         dist.barrier()
