@@ -135,7 +135,7 @@ def make_policy(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.
         policy, trial = build_policy(recipe, model_path, mesh, device, no_trees=why)
         why = trial_error(policy, trial, device, dtype, mesh)
     if why is not None:
-        raise ModelRefused(f"{type(policy.model).__name__} cannot be trained: {why}{_way_out(policy.model)}")
+        raise ModelRefused(f"{type(policy.model).__name__} cannot be trained: {why}{_way_out(policy.model, why)}")
     way = form_of(policy.model).way
     if way.rows != "trees" and dist.get_rank() == 0:
         print(f"the rows of {type(policy.model).__name__} are {way}", flush=True)
@@ -262,8 +262,10 @@ def require_packed(model: Any, mesh: RankMesh) -> None:
         )
 
 
-def _way_out(model: Any) -> str:
-    return "; set trainer.attention=padded" if is_packed(model) else ""
+def _way_out(model: Any, why: str) -> str:
+    if is_packed(model):
+        return "; set trainer.attention=padded"
+    return "; set trainer.dtype=float32 inference.dtype=float32" if "dtype" in why else ""
 
 
 def make_critic(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.device) -> ValueLearner:
@@ -286,7 +288,9 @@ def make_critic(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.
         critic = prepared(wrap(model), config, mesh, device)
     decoder = critic.model
     if (why := trial_error(critic, trial, device, DTYPES[config.dtype], mesh)) is not None:
-        raise ModelRefused(f"{type(decoder).__name__} cannot be trained as a critic: {why}{_way_out(decoder)}")
+        raise ModelRefused(
+            f"{type(decoder).__name__} cannot be trained as a critic: {why}{_way_out(decoder, DTYPES[config.dtype])}"
+        )
     return ValueLearner(critic, config, device, mesh)
 
 
