@@ -57,7 +57,7 @@ def test_texts_that_the_runs_tokenizer_says_are_written_once(tmp_path, tiny_mode
     node["message"]["content"] = said
     node |= {"token_ids": ids, "loss_mask": [1] * len(ids), "versions": [0] * len(ids), "logprobs": [-1.0] * len(ids)}
     log = EpisodeLog(tmp_path / "episodes.jsonl", 10)
-    log.add(orjson.dumps(record) + b"\n")
+    log.add_all([orjson.dumps(record) + b"\n"])
     log.close()
     (part,) = earlier_parts(tmp_path / "episodes.jsonl")
     with zipfile.ZipFile(part) as packed:
