@@ -60,7 +60,6 @@ OWN: dict[str, dict[str, Any]] = {  # what a class needs beyond the sizes, mostl
     "flint": {"mlp_only_layers": [0]},
     "gemma3n": _SHARING,
     "gemma3n_text": _SHARING,
-    "gemma4": {"enable_moe_block": True, "top_k_experts": 2},  # gemma4_text is the dense one
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "window_size": 4, "attention_types": [[["global", "local"], 1]]},
     "longcat_flash": {"ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
     "minicpm3": {"dim_model_base": 32},

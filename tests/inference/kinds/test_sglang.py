@@ -287,6 +287,28 @@ async def test_a_broadcast_that_fails_leaves_no_session_open() -> None:
     assert seen[-1] == "/end_weight_update"
 
 
+async def test_a_class_whose_values_the_server_does_not_show_is_verified_by_its_version() -> None:
+    """SGLang 0.5.23 shows none of Qwen's; a name that it lacks among others that it shows is a difference."""
+    shown: dict[str, list[float]] = {}
+
+    def handler(path: str, body: bytes) -> web.Response:
+        if path == "/model_info":
+            return web.json_response({"weight_version": "7"})
+        held = shown.get(json.loads(body)["name"])
+        if held is None:
+            return web.json_response({"error": {"message": "Get parameter by name failed"}}, status=400)
+        return web.json_response(held)
+
+    samples = {"a": [1.0, 2.0], "b": [5.5]}
+    more = {"transport": "shm", "path": "/x", "dtype": "F32", "nbytes": 8, "fingerprints": {}}
+    manifest = WeightManifest.model_validate({"version": 7, "samples": samples, **more})
+    async with backend(handler) as server:
+        assert await server.verify(manifest) == []
+        assert await server.verify(manifest.model_copy(update={"version": 8})) == ["weight_version"]
+        shown["a"] = [1.0, 2.0]
+        assert await server.verify(manifest) == ["b"]
+
+
 async def test_values_that_differ_from_the_samples_are_named() -> None:
     held = {"a": [[1.0, 2.0], [3.0, 4.0]], "b": [5.0]}
 
