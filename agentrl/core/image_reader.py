@@ -158,7 +158,7 @@ class ImageReader:
             ImageError: The model takes no videos.
         """
         whole, why = self._videos
-        if whole is None:
+        if whole is None or self.video_token is None:
             raise ImageError(f"the model takes no videos: {why}")
         return whole(videos=list(videos), text=[self.video_token * len(videos)], do_sample_frames=False, **how)
 
