@@ -1,7 +1,8 @@
 """vLLM 0.32 on a CPU multiplies with packed copies of its weights, and after ``reload_weights`` packs them anew.
 
 It forgets the output head where that is tied to the embeddings: hidden states are then of the new weights and logits of
-the old head, without any sign. This plugin packs it too. On a GPU nothing is packed.
+the old head, without any sign. It forgets experts too, and takes the new ones for packed. This plugin packs both. On a
+GPU nothing is packed.
 """
 
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 
 def register() -> None:
     """Called by vLLM in each of its processes."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (  # type: ignore[import-not-found]
+        UnquantizedFusedMoEMethod,
+    )
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm  # type: ignore[import-not-found]
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead  # type: ignore[import-not-found]
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # type: ignore[import-not-found]
@@ -22,3 +26,13 @@ def register() -> None:
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
     GPUModelRunner.reload_weights = reload_and_pack
+
+    setup = UnquantizedFusedMoEMethod._setup_kernel
+
+    def setup_and_pack(self: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
+        again = self.moe_kernel is not None
+        setup(self, layer, *args, **kwargs)
+        if again:
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    UnquantizedFusedMoEMethod._setup_kernel = setup_and_pack
