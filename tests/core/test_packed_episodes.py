@@ -116,12 +116,12 @@ VOCABULARY = 49_152  # of SmolLM2
 
 
 def _real():
-    """Real episodes, each of eight GSM8K problems in one conversation, and the bytes of their ids.
+    """Real episodes, each of eight made problems like GSM8K's in one conversation, and the bytes of their ids.
 
     SmolLM2-135M-Instruct in bfloat16 at temperature 1, some 2,000 sampled tokens each; logprobs as float32. A larger
     model, or a trained one, is surer of its tokens, and packs better.
     """
-    data = lzma.decompress((Path(__file__).parent / "long_gsm8k.jsonl.xz").read_bytes())
+    data = lzma.decompress((Path(__file__).parent / "long_made.jsonl.xz").read_bytes())
     head, *lines = data.splitlines(keepends=True)
     return lines, {int(one): text.encode("latin-1") for one, text in json.loads(head)["pieces"].items()}
 
