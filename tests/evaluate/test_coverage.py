@@ -62,12 +62,12 @@ def test_an_accuracy_near_its_ends_is_covered_too(difficulty: tuple[float, float
         assert student / DRAWS < 0.95 - CLOSE
 
 
-def coverage(tasks: int, samples: int, mean: float, correlation: float, draws: int) -> tuple[float, float]:
+def coverage(tasks: int, samples: int, mean: float, correlation: float, draws: int, *seed: int) -> tuple[float, float]:
     """Shares of evaluations whose interval holds the mean: ours, and the same without care for the spread's own.
 
     A task's chance is drawn from the beta distribution with this mean and this correlation of two samples of a task.
     """
-    rng = np.random.default_rng([tasks, samples, int(100 * mean), int(100 * correlation)])
+    rng = np.random.default_rng([tasks, samples, int(100 * mean), int(100 * correlation), *seed])
     weight = 1 / correlation - 1
     right = rng.binomial(samples, rng.beta(mean * weight, (1 - mean) * weight, (draws, tasks)))
     sums = np.stack([right.sum(axis=1), (right**2).sum(axis=1)], axis=1)  # all that the intervals depend on
@@ -99,13 +99,17 @@ def test_an_accuracy_is_covered_where_few_tasks_are_solved_at_times() -> None:
 
 @pytest.mark.long
 def test_an_accuracy_is_covered_in_all_cases() -> None:
-    """From 10 to 500 tasks of 2 to 32 samples, alike or not; the other end is the mirror image."""
+    """From 10 to 500 tasks of 2 to 32 samples, alike or not; the other end is the mirror image.
+
+    Of 600 cases of 2,000 draws, at 0.005 of standard error, some are low by chance: these are drawn again, more often.
+    """
     covered = {case: coverage(*case, draws=DRAWS)[0] for case in ALL}
     for tasks in dict.fromkeys(case[0] for case in ALL):
         own = [value for case, value in covered.items() if case[0] == tasks]
         print(f"{tasks} tasks: {min(own):.3f} to {max(own):.3f}, mean {np.mean(own):.3f}")
-    least = min(covered, key=lambda case: covered[case])
-    assert covered[least] >= 0.95 - CLOSE - 0.005, f"{least}: {covered[least]}"  # of the draws themselves
+    again = {case: coverage(*case, 5 * DRAWS, 1)[0] for case, value in covered.items() if value < 0.95 - CLOSE}
+    print(f"drawn again: {again}")
+    assert all(value >= 0.95 - CLOSE for value in again.values())
 
 
 @pytest.mark.parametrize("few", [0.02, 0.1])
