@@ -24,7 +24,7 @@ from agentrl.train.policy import load_model
 from tests.tiny_vision import build_tiny_vision
 
 SIZE = 16  # pixels: one feature of the model for each cell of the picture
-ENOUGH = 0.5  # share of right answers at which teaching ends: above blind, and far from all
+ENOUGH = 0.65  # share of right answers at which teaching ends: above blind, and far from all
 STEPS, ROWS, RATE, EVERY = 1500, 32, 2e-3, 50
 Line = dict[str, Any]
 

@@ -78,12 +78,12 @@ def test_the_reward_rises_on_a_tiny_random_model_that_sees(tmp_path: Path) -> No
 def test_what_is_seen_is_answered_better_than_a_player_without_eyes_could(tmp_path: Path) -> None:
     """A tiny model that was shown a few thousand answers, and then learns more from rewards alone.
 
-    Batches of 8 tasks teach it next to nothing in 250 steps, so noisy are they.
+    One that answers half of the questions gained next to nothing in 250 steps of 8 tasks, so noisy are they.
     """
     shown, blind = teach(tmp_path / "model")
-    settings = (f"model.name={tmp_path / 'model'}", *TINY_SHAPES, "rollout.batch_size=32")
+    settings = (f"model.name={tmp_path / 'model'}", *TINY_SHAPES, "rollout.batch_size=16", "trainer.total_steps=200")
     before, after, _ = train("shapes_grpo", tmp_path, "sight", *settings)
-    assert shown < 0.7 and blind < 0.4
+    assert shown < 0.75 and blind < 0.4
     assert after["eval/accuracy_low"] > blind
     assert changes(before["per_task"], after["per_task"])["accuracy"].low > 0, "the gain is within the noise"
 
