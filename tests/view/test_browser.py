@@ -115,6 +115,24 @@ def rows(page):
     return page.locator(".rows .row")
 
 
+AT_ONCE = """async () => {
+  const press = (key) => document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  press("j");
+  for (let turn = 0; turn < 1000 && !document.querySelector(".row.at"); turn++) await null; // drawn, and not painted
+  press("Enter");
+}"""
+
+
+def test_a_key_right_behind_another_finds_what_that_one_changed(person):
+    page = person.page
+    person.open()
+    page.get_by_role("link", name="first").click()
+    page.get_by_role("link", name="Episodes", exact=True).click()
+    rows(page).nth(3).wait_for()
+    page.evaluate(AT_ONCE)
+    page.locator(".message.sampled").first.wait_for()
+
+
 def test_a_run_is_opened_filtered_and_an_episode_read_to_its_tokens(person):
     page = person.page
     person.open()

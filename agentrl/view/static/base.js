@@ -18,6 +18,17 @@ export function useDelayed(run, ms) {
   }, [ms]);
 }
 
+/** Listens to keys with what was drawn last: a key that follows another at once finds what the first one changed. */
+export function usePress(press) {
+  const latest = useRef(press);
+  latest.current = press;
+  useEffect(() => {
+    const listen = (event) => latest.current(event);
+    window.addEventListener("keydown", listen);
+    return () => window.removeEventListener("keydown", listen);
+  }, []);
+}
+
 /** Whether the window is as narrow as a phone. */
 export function useNarrow(width = 720) {
   const [narrow, set] = useState(window.innerWidth < width);

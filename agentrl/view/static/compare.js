@@ -1,5 +1,5 @@
 // Two runs, or two checkpoints of one, on the same tasks.
-import { html, useState, useEffect, classes } from "./base.js";
+import { html, useState, useEffect, classes, usePress } from "./base.js";
 import { useAnswer, path, runPath } from "./data.js";
 import { number, signed } from "./format.js";
 import { href, Failure, Waiting, Interval, Stop } from "./parts.js";
@@ -42,14 +42,10 @@ export function Compare({ runs, query, go }) {
   const widest = value ? Math.max(0.01, ...Object.values(value.metrics).flatMap((one) => [Math.abs(one.low ?? one.mean), Math.abs(one.high ?? one.mean)])) : 1;
   const task = given.task || (tasks[0] && tasks[0].task);
   const at = tasks.findIndex((one) => one.task === task);
-  useEffect(() => {
-    const press = (event) => {
-      const step = { j: 1, k: -1 }[event.key];
-      if (!step || event.target.closest("input, select, textarea") || !tasks.length) return;
-      change({ task: tasks[Math.max(0, Math.min(tasks.length - 1, at + step))].task });
-    };
-    window.addEventListener("keydown", press);
-    return () => window.removeEventListener("keydown", press);
+  usePress((event) => {
+    const step = { j: 1, k: -1 }[event.key];
+    if (!step || event.target.closest("input, select, textarea") || !tasks.length) return;
+    change({ task: tasks[Math.max(0, Math.min(tasks.length - 1, at + step))].task });
   });
   return html`<main class="page wide" id="main"><h1>Compare</h1>
     <div class="sides"><${Side} number=${1} runs=${runs} query=${query} change=${change} /><${Side} number=${2} runs=${runs} query=${query} change=${change} /></div>

@@ -1,5 +1,5 @@
 // One episode: how it ended, its conversation, its tokens.
-import { html, useState, useEffect, classes } from "./base.js";
+import { html, useState, classes, usePress } from "./base.js";
 import { ask, useAnswer, path, runPath } from "./data.js";
 import { number, signed, seconds, clock } from "./format.js";
 import { href, Failure, Waiting, Choice, Fact, Stop } from "./parts.js";
@@ -43,16 +43,12 @@ export function Episode({ run, kind, place, query, go }) {
     const next = await neighbour(run, kind, query, step);
     if (next) go(["run", run, "episode", kind, String(next.place)], { ...keep, at: next.at });
   };
-  useEffect(() => {
-    const press = (event) => {
-      if (event.target.closest("input, select, textarea") || event.metaKey || event.ctrlKey || event.altKey) return;
-      if (event.key === "j") move(1);
-      if (event.key === "k") move(-1);
-      if (event.key === "t") change({ view: view === "tokens" ? "messages" : "tokens" });
-      if (event.key === "g" && one) go(["run", run, "group", kind, one.group_id]);
-    };
-    window.addEventListener("keydown", press);
-    return () => window.removeEventListener("keydown", press);
+  usePress((event) => {
+    if (event.target.closest("input, select, textarea") || event.metaKey || event.ctrlKey || event.altKey) return;
+    if (event.key === "j") move(1);
+    if (event.key === "k") move(-1);
+    if (event.key === "t") change({ view: view === "tokens" ? "messages" : "tokens" });
+    if (event.key === "g" && one) go(["run", run, "group", kind, one.group_id]);
   });
   const back = href(["run", run, "episodes"], { kind, q: query.get("q"), sort: query.get("sort") });
   if (error) return html`<main class="page" id="main"><p><a href=${back}>← episodes</a></p><${Failure} error=${error} /></main>`;

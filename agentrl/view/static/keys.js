@@ -1,5 +1,5 @@
 // The keyboard, and the page that explains it.
-import { html, useEffect, useRef } from "./base.js";
+import { html, useEffect, useRef, usePress } from "./base.js";
 
 const KEYS = [
   ["j  k", "next, previous episode or task"], ["Enter", "open the episode"], ["/", "filter and search"], ["t", "conversation or tokens"],
@@ -27,25 +27,21 @@ export function Help({ onClose }) {
 
 /** Listens to the keys that hold everywhere. */
 export function useKeys({ run, go, help, dark }) {
-  useEffect(() => {
-    const press = (event) => {
-      if (event.metaKey || event.ctrlKey || event.altKey) return;
-      const field = event.target.closest("input, select, textarea");
-      if (event.key === "Escape" && field) return field.blur();
-      if (field) return undefined;
-      if (event.key === "?") return help();
-      if (event.key === "d") return dark();
-      if (event.key === "/") {
-        event.preventDefault();
-        const search = document.getElementById("search");
-        return search ? search.focus() : run && go(["run", run, "episodes"]);
-      }
-      const page = { o: [], e: ["episodes"], v: ["evaluations"] }[event.key];
-      if (page && run) go(["run", run, ...page]);
-      if (event.key === "c") go(["compare"], run ? { run1: run } : {});
-      return undefined;
-    };
-    window.addEventListener("keydown", press);
-    return () => window.removeEventListener("keydown", press);
+  usePress((event) => {
+    if (event.metaKey || event.ctrlKey || event.altKey) return;
+    const field = event.target.closest("input, select, textarea");
+    if (event.key === "Escape" && field) return field.blur();
+    if (field) return undefined;
+    if (event.key === "?") return help();
+    if (event.key === "d") return dark();
+    if (event.key === "/") {
+      event.preventDefault();
+      const search = document.getElementById("search");
+      return search ? search.focus() : run && go(["run", run, "episodes"]);
+    }
+    const page = { o: [], e: ["episodes"], v: ["evaluations"] }[event.key];
+    if (page && run) go(["run", run, ...page]);
+    if (event.key === "c") go(["compare"], run ? { run1: run } : {});
+    return undefined;
   });
 }

@@ -1,5 +1,5 @@
 // The table of episodes: any number of rows, of which those in the window are asked for and drawn.
-import { html, useState, useEffect, useRef, useMemo, useCallback, useDelayed, useNarrow, classes } from "./base.js";
+import { html, useState, useEffect, useRef, useMemo, useCallback, useDelayed, useNarrow, classes, usePress } from "./base.js";
 import { ask, path, runPath, useAnswer, copy } from "./data.js";
 import { number, seconds, clock, shortClock, bytes } from "./format.js";
 import { href, Failure, Choice, Reward, Stop } from "./parts.js";
@@ -137,21 +137,17 @@ function Grid({ run, found, asked, kind, metrics, go, sort, onSort }) {
   const columns = narrow ? [] : columnsOf(known, kind, metrics, view.width);
   const template = columns.map((one) => one.width).join(" ");
   const open = (index, row) => go(["run", run, "episode", kind, String(row.place)], { q: asked.q, sort: asked.sort, at: index });
-  useEffect(() => {
-    const press = (event) => {
-      if (event.target.closest("input, select, textarea") || event.metaKey || event.ctrlKey || event.altKey) return;
-      const step = { j: 1, k: -1 }[event.key];
-      if (step) {
-        const next = Math.max(0, Math.min(total - 1, at + step));
-        setAt(next);
-        const [top, bottom] = [next * tall, (next + 1) * tall];
-        if (top < box.current.scrollTop) box.current.scrollTop = top;
-        if (bottom > box.current.scrollTop + box.current.clientHeight - ROW) box.current.scrollTop = bottom - box.current.clientHeight + ROW;
-      } else if (event.key === "Enter" && at >= 0 && found.row(at)) open(at, found.row(at));
-    };
-    window.addEventListener("keydown", press);
-    return () => window.removeEventListener("keydown", press);
-  }, [at, total, tall, asked.q, asked.sort, kind, found.drawn]);
+  usePress((event) => {
+    if (event.target.closest("input, select, textarea") || event.metaKey || event.ctrlKey || event.altKey) return;
+    const step = { j: 1, k: -1 }[event.key];
+    if (step) {
+      const next = Math.max(0, Math.min(total - 1, at + step));
+      setAt(next);
+      const [top, bottom] = [next * tall, (next + 1) * tall];
+      if (top < box.current.scrollTop) box.current.scrollTop = top;
+      if (bottom > box.current.scrollTop + box.current.clientHeight - ROW) box.current.scrollTop = bottom - box.current.clientHeight + ROW;
+    } else if (event.key === "Enter" && at >= 0 && found.row(at)) open(at, found.row(at));
+  });
   const sortBy = (column) => onSort(sort === `-${column.sort}` ? column.sort : `-${column.sort}`);
   return html`<div class=${classes("grid", narrow && "narrow")} ref=${box} role="table" aria-label="episodes" aria-rowcount=${total} tabindex="0">
     ${narrow ? html`<label class="pick sorts">sort <select value=${sort} onChange=${(event) => onSort(event.target.value)}>

@@ -1,5 +1,5 @@
 // Tokens, coloured by what is known of them; the ledger of the one that is pointed at.
-import { html, useState, useEffect, useRef, useMemo, classes } from "./base.js";
+import { html, useState, useEffect, useRef, useMemo, classes, usePress } from "./base.js";
 import { useAnswer, runPath } from "./data.js";
 import { number, signed } from "./format.js";
 import { Choice, Failure, Waiting } from "./parts.js";
@@ -77,16 +77,12 @@ export function Tokens({ run, kind, place, role, way, onWay, advantage, advantag
     return { least, most: Math.max(...versions), trained: value ? value.trained : null, oldest: value && value.trained !== null ? value.trained - least : 0, advantage };
   }, [value, role, advantage]);
   useEffect(() => setAt(null), [place, role]);
-  useEffect(() => {
-    const press = (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step || !blocks.length || event.target.closest("input, select")) return;
-      event.preventDefault();
-      setAt((old) => walk(blocks, old, step));
-    };
-    window.addEventListener("keydown", press);
-    return () => window.removeEventListener("keydown", press);
-  }, [blocks]);
+  usePress((event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step || !blocks.length || event.target.closest("input, select")) return;
+    event.preventDefault();
+    setAt((old) => walk(blocks, old, step));
+  });
   if (error) return html`<${Failure} error=${error} />`;
   if (!value) return html`<${Waiting} what="Reading the tokens…" />`;
   const teacher = blocks.some((block) => block.teacher.length);
