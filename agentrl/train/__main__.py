@@ -288,9 +288,7 @@ def make_critic(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.
         critic = prepared(wrap(model), config, mesh, device)
     decoder = critic.model
     if (why := trial_error(critic, trial, device, DTYPES[config.dtype], mesh)) is not None:
-        raise ModelRefused(
-            f"{type(decoder).__name__} cannot be trained as a critic: {why}{_way_out(decoder, DTYPES[config.dtype])}"
-        )
+        raise ModelRefused(f"{type(decoder).__name__} cannot be trained as a critic: {why}{_way_out(decoder, why)}")
     return ValueLearner(critic, config, device, mesh)
 
 
