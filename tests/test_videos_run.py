@@ -76,7 +76,7 @@ def processor(model: Path, template: ChatTemplate) -> Any:
 
 
 def own_arguments(processor: Any, text: str, shown: list[Any]) -> dict[str, Tensor]:
-    """What the whole processor makes of a rendered prompt."""
+    """Output of the whole processor for a rendered prompt."""
     images, films = [one for one in shown if not isinstance(one, list)], [one for one in shown if isinstance(one, list)]
     how: dict[str, Any] = {"images": images or None, "videos": films or None, "do_sample_frames": False}
     made = processor(text=[text], return_tensors="pt", return_mm_token_type_ids=True, **how)

@@ -31,7 +31,7 @@ class PromptImage(NamedTuple):
     """An image or a video of a prompt, and the place of its placeholders.
 
     Attributes:
-        url: Its data URL.
+        url: Data URL of the image or the video.
         start: Index of the first placeholder in the prompt's ids.
         end: Index after the last one.
     """
@@ -52,7 +52,7 @@ class ImageReader:
         token: Text of the placeholder, as the chat template writes it, once for each image.
         token_id: Its id, which stands once for each feature in a prompt.
         video_token: Text of a video's placeholder; ``None`` if the processor knows none.
-        video_token_id: Its id.
+        video_token_id: Token id of that placeholder.
         name: Name of the processor's class.
     """
 

@@ -29,7 +29,7 @@ class Writer(Protocol):
 
         Args:
             target: Writes items that were added one after the other.
-            item: What to write, a line, say; it may not change any more.
+            item: Data to write, such as a line; it may not change any more.
             size: Bytes that it counts for. What counts for none is always taken.
         """
         ...

@@ -27,7 +27,7 @@ Record = tuple[int, dict[str, float], float]
 
 
 class EventFile(Protocol):
-    """What tensorboardX's ``EventsWriter`` does."""
+    """Interface of a file of events, that of tensorboardX's ``EventsWriter``."""
 
     def write_event(self, event: Any) -> object:
         """Append an event."""
@@ -96,7 +96,7 @@ class EventWriter:
             if self._clock() - self._flushed >= FLUSH_SECONDS:
                 self._flushed = self._clock()
                 self._file.flush()
-        except OSError as error:  # half an event may stand in the file now, behind which nothing is read
+        except (OSError, ValueError) as error:  # half an event may stand in the file, behind which nothing is read
             self._give_up(error)
 
     def _close(self, _: Sequence[None]) -> None:
@@ -106,6 +106,6 @@ class EventWriter:
         except OSError as error:
             self._give_up(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def _give_up(self, error: OSError | ValueError) -> None:
         self._file = None
         log.warning("%s cannot be written, and gets no further events: %s", self._folder, error)

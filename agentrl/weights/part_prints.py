@@ -18,7 +18,7 @@ from agentrl.core.weight_manifest import windows
 
 
 class PartPrints:
-    """What this rank has written of the tensors of a version.
+    """Checksums of the bytes that this rank has written of a version's tensors.
 
     Args:
         nbytes: Size of each tensor.
@@ -84,7 +84,7 @@ def combined(nbytes: Sequence[int], changes: Sequence[Tensor]) -> list[str]:
 
     Args:
         nbytes: Size of each tensor.
-        changes: What each rank's :meth:`PartPrints.changes` returned.
+        changes: Result of :meth:`PartPrints.changes` on each rank.
     """
     total = reduce(torch.bitwise_xor, changes)
     empty = {length: zlib.crc32(bytes(length)) for length in {_length(size) for size in nbytes}}

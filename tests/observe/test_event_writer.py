@@ -49,10 +49,11 @@ def test_a_slow_disk_keeps_nobody_and_loses_nothing(events: Events, tmp_path: Pa
     assert events.written == [(step, 10.0 + step, {"a": step / 2}) for step in range(3)] and events.closed
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("No space left for a step")])
 def test_a_file_that_cannot_be_written_is_said_once_and_ends_no_run(
-    events: Events, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    events: Events, tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    events.error = OSError(28, "No space left on device")
+    events.error = error
     events.let.set()
     writer = EventWriter(tmp_path, lambda prefix: events)
     for step in range(3):

@@ -90,7 +90,7 @@ def test_one_that_cannot_be_started_is_left_out(run_dir, monkeypatch, caplog):
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_process_sends_the_rest_when_it_is_told_to_end(run_dir, tmp_path, resumed):
-    """Of a run that resumes, it waits until the steps that come again are taken out."""
+    """A tracker of a resumed run waits until the records of repeated steps are taken out."""
     program = f"""
 import sys
 from pathlib import Path

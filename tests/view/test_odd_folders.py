@@ -100,7 +100,7 @@ def said(number: int, finish: str, **message: Any) -> dict[str, Any]:
 
 
 def test_answers_without_ids_are_as_long_as_the_api_says() -> None:
-    """Of a call's two answers the first one has the number; one call without it, and nothing is known."""
+    """The first of a call's two answers has its number of tokens; if one call lacks it, the length is unknown."""
     record = said(0, "stop", content="4")
     nodes = record["trajectories"]["assistant"]["nodes"]
     assert row_of(record).tokens is None

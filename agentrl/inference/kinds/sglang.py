@@ -8,6 +8,7 @@ is closed.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,8 @@ from agentrl.inference.http import ALIVE_SECONDS, OPEN, Access, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.routed_experts import read_numbers, rows_wanted
 from agentrl.inference.versions import version_number, versions_of
+
+log = logging.getLogger(__name__)
 
 ABORT_SECONDS = 5.0  # when a connection is closed, for calls that abort its requests
 FLUSH_SECONDS = 10  # for requests that were aborted or given up to leave the scheduler
@@ -50,6 +53,7 @@ class SGLangBackend(Backend):
         self._http = ServerHttp(self.url, timeout, TOO_LONG, access)
         self._mode: PauseMode = "abort"  # of the latest pause
         self._aborting: set[asyncio.Task[None]] = set()
+        self._told = False  # that the server shows no values
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
         """Sample a continuation through ``/generate``."""
@@ -272,12 +276,15 @@ class SGLangBackend(Backend):
 
         SGLang silently ignores unknown parameters, so a correct version alone does not prove that all were loaded. It
         shows values of some classes alone (0.5.23: Llama's, Granite's, OPT's, EXAONE 4's); of others, Qwen's among
-        them, the version is all there is to compare.
+        them, the version is all there is to compare, which the log says once.
         """
         if await self.version() != manifest.version:
             return ["weight_version"]
         held = {name: await self._first_values(name) for name in manifest.samples}
         if all(values is None for values in held.values()):
+            if held and not self._told:
+                self._told = True
+                log.warning("%s shows no values of its weights: pushes are verified by their version alone", self.url)
             return []
         return [name for name, values in manifest.samples.items() if held[name] != values]
 
