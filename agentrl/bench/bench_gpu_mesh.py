@@ -105,7 +105,7 @@ def _measure(case: Case, name: str, ranks: int, device: str, repeats: int, folde
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
-        [*torchrun, "--module", SIDE, str(folder)],
+        [*torchrun, "--log-dir", str(folder / "torchrun"), "--module", SIDE, str(folder)],
         env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     if (folder / OUT_OF_MEMORY).exists():

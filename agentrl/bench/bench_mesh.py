@@ -66,7 +66,10 @@ def _steps(model: str, nodes: int, repeats: str) -> list[float]:
 
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
         commands = [
-            [*torchrun, "--node-rank", str(node), "--module", SIDES, "step", model, folder, repeats]
+            [
+                *(*torchrun, "--node-rank", str(node), "--log-dir", f"{folder}/torchrun-{node}"),
+                *("--module", SIDES, "step", model, folder, repeats),
+            ]
             for node in range(nodes)
         ]
         _all(commands, CPU_ENV)
