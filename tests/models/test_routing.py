@@ -15,8 +15,7 @@ IDS = [5, 9, 33, 12, 7, 40, 21, 3]
 SAMPLE = ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "llama4_text", "granitemoe", "qwen3_next")
 DENSE = {  # families whose miniatures have no experts, though their config has sizes of some
     "doge": "its experts are an option, with which routing is not causal",
-    "gemma4": "they are an option",
-    "gemma4_text": "they are an option",
+    "gemma4_text": "they are an option, which the miniature of gemma4 takes",
 }
 NOT_FORCED = {  # families whose routers are refused, and the reason that is given
     "phimoe": "no layer",
