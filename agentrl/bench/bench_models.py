@@ -9,9 +9,12 @@ import random
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.bench.report import default_model
+
+if TYPE_CHECKING:
+    from agentrl.models.way import Rows
 
 SEQUENCES, TOKENS = 8, (150, 280)
 BUDGET = 2300  # tokens of a micro-batch: all sequences, padded
@@ -27,7 +30,8 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "auto") -> dict
         dtype: ``float32``, ``bfloat16`` or ``auto``.
 
     Returns:
-        ``plain_vs_trl``, seconds of padded plain rows over those of TRL's row, and the seconds.
+        ``plain_vs_trl`` and ``packed_vs_trl``, seconds of padded plain rows, and of rows packed end to end, over those
+        of TRL's row, and the seconds.
     """
     import torch
     from transformers import AutoConfig
@@ -40,12 +44,17 @@ def run(model: str | None = None, repeats: int = 5, dtype: str = "auto") -> dict
     sequences = [
         [rng.randrange(min(100, ids // 2), ids) for _ in range(rng.randint(*TOKENS))] for _ in range(SEQUENCES)
     ]
-    ours, theirs = _ours(path, sequences, computed), _theirs(path, sequences, computed)
+    sides = {
+        "plain_s": _ours(path, sequences, computed, "padded"),
+        "packed_s": _ours(path, sequences, computed, "packed"),
+        "trl_s": _theirs(path, sequences, computed),
+    }
     figures: dict[str, list[float]] = {}
     for repeat in range(repeats + 1):
-        plain, trl = _seconds(ours), _seconds(theirs)
+        took = {name: _seconds(step) for name, step in sides.items()}
+        ratios = {f"{side}_vs_trl": took[f"{side}_s"] / took["trl_s"] for side in ("plain", "packed")}
         if repeat:
-            for key, value in {"plain_vs_trl": plain / trl, "plain_s": plain, "trl_s": trl}.items():
+            for key, value in {**ratios, **took}.items():
                 figures.setdefault(key, []).append(value)
     return figures
 
@@ -56,7 +65,7 @@ def _seconds(step: Any) -> float:
     return time.perf_counter() - begun
 
 
-def _ours(path: str, sequences: list[list[int]], dtype: str) -> Any:
+def _ours(path: str, sequences: list[list[int]], dtype: str, rows: "Rows") -> Any:
     """Makes a function that computes the loss of all tokens in plain rows, and its gradients."""
     import torch
 
@@ -68,7 +77,7 @@ def _ours(path: str, sequences: list[list[int]], dtype: str) -> Any:
     from agentrl.train.policy import Policy, compute_in, load_model
 
     loaded = load_model(Path(path))
-    set_form(loaded, ModelForm(Way("padded", why="it is measured")))
+    set_form(loaded, ModelForm(Way(rows, why="it is measured")))
     use_memory_saving_layers(loaded)
     policy, layout = Policy(loaded, 1.0, CHUNK), layout_of(loaded)
     policy.train()
