@@ -1,9 +1,9 @@
 """Append-only journal of what became of every admitted group, and the files of episodes.
 
 Guarantees: one record for each admitted group and one for its end, with the step that counts it: the step that trains
-it, or the next one after its end. Each line has a checksum (:mod:`agentrl.rollout.journal_lines`) and is handed to the
-system at once; :meth:`Journal.cut` returns when all lines before it are on the disk. A resumed run goes on from a cut:
-its first record voids all records behind it, and the ends of the groups that it admits again. Records that a full disk
+it, or the next one after its end. Each line has a checksum (:mod:`agentrl.rollout.journal_lines`); lines are written in
+order, and :meth:`Journal.cut` returns when all lines before it are on the disk. A resumed run goes on from a cut: its
+first record voids all records behind it, and the ends of the groups that it admits again. Records that a full disk
 refuses are kept and written later, in order; a cut fails as long as there are any.
 :mod:`agentrl.rollout.journal_proof` reads the file.
 
@@ -47,7 +47,8 @@ class Journal:
         run_dir: Folder of the run, ``runs/<name>``.
         episodes: Whether to also write ``episodes.jsonl`` and ``eval-episodes.jsonl``.
         pack_after: Size in bytes at which these become packed parts; ``None`` for never.
-        writer: Writes the episodes, of which it has none left when the journal is closed.
+        writer: Writes records and episodes, of which it has none left when the journal is closed; by default they are
+            written at once.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Journal:
         self._episodes: dict[str, EpisodeLog] = {}
         self._file: BinaryIO | None = None
         self._end = Position()
-        self._refused = b""  # whole or begun lines that the disk had no room for
+        self._refused = b""  # whole or begun lines that the disk had no room for; the writer's alone
 
     def own(self, seconds: float = OWNER_SECONDS) -> None:
         """Keep every other process from writing the journal until this one ends.
@@ -116,13 +117,13 @@ class Journal:
             RolloutError: The disk is full.
         """
         self._append({"outcome": "checkpoint", "step": step})
-        if self._refused:
-            raise RolloutError(f"{self._run_dir / FILE} cannot be written: the disk is full")
         position, own = self._end, os.dup(self._opened().fileno())  # the journal may be closed meanwhile
 
         def wait() -> None:
             try:
                 self._writer.flush()
+                if self._refused:
+                    raise RolloutError(f"{self._run_dir / FILE} cannot be written: the disk is full")
                 os.fsync(own)
             finally:
                 os.close(own)
@@ -170,10 +171,14 @@ class Journal:
         return episode
 
     def _append(self, record: dict[str, Any]) -> None:
-        file = self._opened()
+        self._opened()
         line, crc = seal(record, self._end.crc)
         self._end = Position(self._end.lines + 1, crc)
-        waited, self._refused = bool(self._refused), self._refused + line
+        self._writer.add(self._write, line)
+
+    def _write(self, lines: list[bytes]) -> None:
+        file, waited = self._opened(), bool(self._refused)
+        self._refused += b"".join(lines)
         try:
             while self._refused:
                 self._refused = self._refused[file.write(self._refused) or 0 :]

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from agentrl.core.whole_lines import WholeLines
+from agentrl.core.writer_thread import WriterThread
 from agentrl.rollout.errors import RolloutError
 from agentrl.rollout.journal import Journal
 from agentrl.rollout.journal_lines import FILE, JournalError, OlderFormat, Position
@@ -230,6 +231,38 @@ def test_an_episode_that_was_cut_is_removed_before_the_next_one(tmp_path: Path) 
     lines.add(b'{"c":3}\n')
     lines.close()
     assert path.read_bytes() == b'{"a":1}\n{"c":3}\n'
+
+
+async def test_a_disk_that_stands_still_keeps_no_record_from_being_made(tmp_path: Path) -> None:
+    goes_on, lines = threading.Event(), WriterThread("logs")
+    journal = Journal(tmp_path, episodes=False, writer=lines)
+    journal.own(0.0)
+    journal._file = StillDisk(journal._file, goes_on)  # type: ignore[assignment, arg-type]
+    journal.admitted(draw=0, task="t0", seed=0, version=0)
+    journal.group("trained", draw=0, task="t0", step=0)
+    cutting = asyncio.create_task(journal.cut(1))
+    await asyncio.sleep(0)
+    journal.admitted(draw=1, task="t1", seed=1, version=0)
+    assert not cutting.done(), "a cut counts only when it is on the disk"
+    goes_on.set()
+    assert (await cutting).lines == 3
+    lines.close()
+    journal.close()
+    assert prove(tmp_path).lines == 4
+
+
+class StillDisk:
+    """A file on a disk that takes nothing before an event."""
+
+    def __init__(self, file: BinaryIO, goes_on: threading.Event) -> None:
+        self.file, self.goes_on = file, goes_on
+
+    def write(self, data: bytes) -> int:
+        assert self.goes_on.wait(60), "the loop waited for the disk"
+        return self.file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
 
 class FullDisk:
