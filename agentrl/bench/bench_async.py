@@ -119,6 +119,7 @@ def _rate(used: list[Used], first: int, last: int) -> float:
 
 def crowds(repeats: int, episodes: int = 4096, turns: int = 50) -> dict[str, list[float]]:
     """Measures the CPU of a crowd of episodes over that of the same one after the other."""
+    collect_rarely(episodes)  # as the controller's process does
     costs, each = [], []
     for _ in range(repeats):
         alone = asyncio.run(crowd(episodes, turns, at_once=False))

@@ -25,7 +25,7 @@ def run(episodes: int = 4096, turns: int = 50, alone: int = 64, repeats: int = 1
         ``crowd_cost_sessions``: CPU of an episode of the crowd over that of one alone; ``session_turn_microseconds``:
         CPU of a turn, one episode after the other; ``crowd_seconds``: CPU seconds of the crowd.
     """
-    collect_rarely()  # as the controller's process does
+    collect_rarely(episodes)  # as the controller's process does
     return asyncio.run(measured(default_model(), episodes, turns, alone, repeats))
 
 

@@ -68,8 +68,8 @@ def sim(
     log = logging.getLogger("agentrl")
     context.call_on_close(partial(log.setLevel, log.level))
     log.setLevel(logging.ERROR)
-    collect_rarely()  # as the controller of a run
     recipe = load_recipe(name, overrides or (), str(config) if config is not None else None)
+    collect_rarely(recipe.rollout.max_concurrent)  # as the controller of a run
     head, data = [], {}
     if run is not None:
         from agentrl.sim.recorded import read_run

@@ -199,7 +199,7 @@ async def serve(
         announcement["workers_url"] = elsewhere.url
     write_json(ready_file, announcement, private=True)
     watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())
-    collect_rarely()
+    collect_rarely(recipe.rollout.max_concurrent)
     try:
         if workers is not None:
             workers.start()

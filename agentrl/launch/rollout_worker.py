@@ -47,7 +47,7 @@ async def work(recipe: Recipe, run_dir: Path, model: Path, index: int) -> int:
     if recipe.logging.record:
         client.traffic = TrafficLog(run_dir / WORKER_FILE.format(index), lines)
     write_json(run_dir / "processes" / READY.format(index), {"pid": os.getpid()})
-    collect_rarely()
+    collect_rarely(recipe.rollout.max_concurrent)
     stopped = asyncio.create_task(stopping.wait())
     serving = asyncio.create_task(_serve(recipe, client, runs, run_dir / CONTROLLER, index))
     watch = LoopWatch.of(recipe.rollout).start(asyncio.get_running_loop())

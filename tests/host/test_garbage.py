@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentrl.host.garbage import NEW_OBJECTS, collect_rarely
+from agentrl.host.garbage import NEW_OBJECTS, OF_AN_EPISODE, collect_rarely
 
 
 class Cycle:
@@ -24,10 +24,23 @@ def as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_cycles_are_still_freed_without_a_call() -> None:
-    collect_rarely()
-    found = weakref.WeakSet(Cycle() for _ in range(3 * NEW_OBJECTS))
-    assert len(found) <= 2 * NEW_OBJECTS
+@pytest.mark.parametrize("episodes", [0, 200])
+def test_cycles_are_still_freed_without_a_call(episodes: int) -> None:
+    collect_rarely(episodes)
+    most = max(NEW_OBJECTS, OF_AN_EPISODE * episodes)
+    found = weakref.WeakSet(Cycle() for _ in range(3 * most))
+    assert len(found) <= 2 * most
+
+
+def test_what_running_episodes_hold_is_not_looked_through() -> None:
+    rounds: list[str] = []
+    collect_rarely(1000)
+    gc.callbacks.append(lambda phase, info: rounds.append(phase) if phase == "start" else None)
+    try:
+        kept = [[index] for index in range(1000 * OF_AN_EPISODE * 9 // 10)]
+    finally:
+        gc.callbacks.pop()
+    assert kept and not rounds
 
 
 def test_new_objects_that_stay_are_not_looked_through_each_time() -> None:
