@@ -10,7 +10,7 @@ export AGENTRL_GSM8K ?= $(abspath ../shared/data/gsm8k)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help venv gsm8k test test-long test-browser test-servers sglang vllm lint type format clean test-cluster slurm
+.PHONY: help venv gsm8k test test-videos test-long test-browser test-servers sglang vllm lint type format clean test-cluster slurm
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,15 @@ gsm8k: venv ## Train on GSM8K: agentrl recipe run gsm8k_grpo
 # Two workers with one thread each: the tests wait for processes more than they compute. A file's tests stay together.
 test: venv ## Run the tests (about 20 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(if $(ARGS),,$(MAKE) test-videos)
+
+# torchvision stands in a folder of its own: transformers would use it everywhere, and beside a CPU torch it does not load by itself.
+test-videos: $(VENV)/videos/torchvision ## Tests of videos, which need torchvision
+	PYTHONPATH=$(VENV)/videos $(BIN)/python -m pytest -p tests.cpu_torchvision tests/test_videos_run.py $(ARGS)
+
+$(VENV)/videos/torchvision: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/videos torchvision==0.28.0
+	@touch $@
 
 test-long: venv ## Learning runs, kills and soaks
 	$(BIN)/python -m pytest -m long $(ARGS)

@@ -1,7 +1,8 @@
 """Videos end to end: the processor's placeholders in the ledger, the embedded engine, columns, the trainer.
 
 The reference is transformers' own: the whole processor on the rendered conversation, and the model's forward pass and
-`generate` with what it makes. It needs torchvision, which the extras do not bring; what is refused without it does not.
+`generate` with what it makes. It needs torchvision, which the extras do not bring: `make test-videos`. What is refused
+without it does not.
 """
 
 import importlib.util
@@ -37,7 +38,7 @@ from tests.tiny_vision import build_tiny_vision, picture
 from tests.train.test_images import CHUNK, EXACT, TEMPERATURE, batch_of, episode_of, gradients, play, same
 
 HERE = importlib.util.find_spec("torchvision") is not None
-needs_torchvision = pytest.mark.skipif(not HERE, reason="transformers' video processors need torchvision")
+needs_torchvision = pytest.mark.skipif(not HERE, reason="they need torchvision: make test runs them once more, with it")
 SERVED = 1e-4  # largest difference of a logprob of the engine in nats, in float32
 Message = dict[str, Any]
 

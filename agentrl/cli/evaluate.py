@@ -96,7 +96,9 @@ def evaluate(
     from agentrl.host.garbage import collect_rarely
     from agentrl.launch.several import evaluate_several
 
-    collect_rarely(concurrency or 0)  # thousands of episodes that wait at a time are looked through again and again else
+    collect_rarely(
+        concurrency or 0
+    )  # thousands of episodes that wait at a time are looked through again and again else
 
     options = {
         **{"base_url": base_url, "tasks": n, "samples": k, "concurrency": concurrency, "resume": resume},
