@@ -177,14 +177,14 @@ class Journal:
         self._writer.add(self._write, line)
 
     def _write(self, lines: list[bytes]) -> None:
-        file, waited = self._opened(), bool(self._refused)
-        self._refused += b"".join(lines)
+        file, left = self._opened(), self._refused + b"".join(lines)
         try:
-            while self._refused:
-                self._refused = self._refused[file.write(self._refused) or 0 :]
+            while left:
+                left = left[file.write(left) or 0 :]
         except OSError as error:
-            if not waited:
+            if not self._refused:
                 log.warning("%s cannot be written now: %s", self._run_dir / FILE, error)
+        self._refused = left
 
     def _opened(self) -> BinaryIO:
         """Returns the journal's file; when it is opened, a last line that was cut is removed."""

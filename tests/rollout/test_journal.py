@@ -251,14 +251,42 @@ async def test_a_disk_that_stands_still_keeps_no_record_from_being_made(tmp_path
     assert prove(tmp_path).lines == 4
 
 
-class StillDisk:
-    """A file on a disk that takes nothing before an event."""
+async def test_a_cut_counts_while_later_records_wait_for_the_disk(tmp_path: Path) -> None:
+    goes_on, waits, flushed = threading.Event(), threading.Event(), threading.Event()
 
-    def __init__(self, file: BinaryIO, goes_on: threading.Event) -> None:
-        self.file, self.goes_on = file, goes_on
+    class Busy(WriterThread):
+        def flush(self, seconds: float | None = None) -> None:
+            super().flush(seconds)
+            flushed.set()
+            assert waits.wait(60), "the later record is being written when the cut looks"
+
+    lines = Busy("logs")
+    journal = Journal(tmp_path, episodes=False, writer=lines)
+    journal.own(0.0)
+    journal._file = StillDisk(journal._file, goes_on, b'"draw":1', waits)  # type: ignore[assignment, arg-type]
+    journal.admitted(draw=0, task="t0", seed=0, version=0)
+    cutting = asyncio.create_task(journal.cut(0))
+    assert await asyncio.to_thread(flushed.wait, 60)
+    journal.admitted(draw=1, task="t1", seed=1, version=0)
+    assert (await cutting).lines == 2
+    goes_on.set()
+    lines.close(60)
+    journal.close()
+    assert prove(tmp_path).lines == 3
+
+
+class StillDisk:
+    """A file on a disk that takes nothing before an event, or only no lines that hold some bytes."""
+
+    def __init__(
+        self, file: BinaryIO, goes_on: threading.Event, kept: bytes = b"", waits: threading.Event | None = None
+    ) -> None:
+        self.file, self.goes_on, self.kept, self.waits = file, goes_on, kept, waits or threading.Event()
 
     def write(self, data: bytes) -> int:
-        assert self.goes_on.wait(60), "the loop waited for the disk"
+        if self.kept in data:
+            self.waits.set()
+            assert self.goes_on.wait(60), "the loop waited for the disk"
         return self.file.write(data)
 
     def __getattr__(self, name: str) -> Any:
