@@ -107,7 +107,7 @@ class Door:
         with held:
             try:
                 rank = self._ask(held)
-            except (OSError, ValueError, TypeError, KeyError):  # a stranger: a port scanner, an older run
+            except (OSError, ValueError):  # a stranger: a port scanner, an older run
                 return
             with self._lock:
                 self._inside[rank] = held
@@ -125,7 +125,7 @@ class Door:
     def _ask(self, held: socket.socket) -> int:
         nonce = secrets.token_hex(16)
         _send(held, {"nonce": nonce})
-        said = _line(held)
+        said = _line(held, "rank", "nonce", "proof", "time")
         rank, theirs = int(str(said["rank"])), str(said["nonce"])
         if not proven(said, self._secret, nonce, "machine", str(rank)):
             raise DoorError("wrong secret")
@@ -160,10 +160,10 @@ class Visit:
                 trusted = ssl.create_default_context(cafile=tls.ca)
                 self._held = trusted.wrap_socket(self._held, server_hostname=address)
             nonce = secrets.token_hex(16)
-            theirs = str(_line(self._held)["nonce"])
+            theirs = str(_line(self._held, "nonce")["nonce"])
             own = proof(secret, theirs, "machine", str(rank))
             _send(self._held, {"rank": rank, "nonce": nonce, "proof": own, "time": time.time()})
-            answer = _line(self._held)
+            answer = _line(self._held, "proof")
             if not proven(answer, secret, nonce, "head"):
                 raise DoorError(f"what answers at {address}:{port} is not this run's head")
             keep_alive(self._held)
@@ -205,7 +205,8 @@ def _send(held: socket.socket, data: dict[str, object]) -> None:
     held.sendall(json.dumps(data).encode() + b"\n")
 
 
-def _line(held: socket.socket) -> dict[str, object]:
+def _line(held: socket.socket, *names: str) -> dict[str, object]:
+    """Reads a line of the other side that must have some names."""
     text = b""
     while not text.endswith(b"\n"):
         more = held.recv(1)
@@ -214,9 +215,9 @@ def _line(held: socket.socket) -> dict[str, object]:
             raise DoorError("the other side closed the connection, or is no agentrl of this run")
     try:
         said = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
-    if not isinstance(said, dict) or not ({"nonce", "proof"} & set(said)):
+    if not isinstance(said, dict) or not set(names) <= set(said):
         raise DoorError("the other side is no agentrl of this run")
     return said
 

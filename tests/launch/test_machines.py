@@ -14,7 +14,7 @@ from rich.console import Console
 from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
 from agentrl.launch import joined_run, machines
-from agentrl.launch.addresses import MachineError
+from agentrl.launch.addresses import MachineError, collective_env, own_address
 from agentrl.launch.commands import ALONE, Meeting
 from agentrl.launch.fleet import FAILED, Fleet
 from agentrl.launch.machines import HEAD_FILE, Head, Machine, announce, gather, join, require_fit
@@ -201,6 +201,15 @@ def test_a_number_that_the_run_does_not_have_is_refused(model: Path, run_dir: Pa
     write_json(run_dir / "processes" / HEAD_FILE, asdict(HEAD))
     with pytest.raises(MachineError, match=r"launch.node_rank=2: the head's run has trainer.nodes=2"):
         join(recipe(model, rank=2, nodes=3), run_dir, lambda _: model, lambda _: None)
+
+
+def test_a_head_that_nobody_knows_and_an_interface_that_is_not_there_are_told() -> None:
+    """On each machine, before anything starts: a name without an address ended in a traceback."""
+    for find in (own_address, collective_env):
+        with pytest.raises(MachineError, match=r"launch\.head=nobody\.invalid: .* finds no way to it"):
+            find("nobody.invalid")
+        with pytest.raises(MachineError, match=r"launch\.interface=eth99: .* it has .*lo"):
+            find("127.0.0.1", "eth99")
 
 
 def test_an_address_of_another_machine_is_no_head(model: Path, run_dir: Path) -> None:

@@ -131,3 +131,16 @@ def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
     folder = made_run(tmp_path, [])
     with pytest.raises(ConfigError, match="no step yet"):
         read_steps(folder)
+
+
+def test_a_run_without_episodes_is_explained_where_their_lengths_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_run(tmp_path / "mine", [STEP])
+    (tmp_path / "mine" / "episodes.jsonl").unlink()
+    told = ["--assume", "prompt=40", "--assume", "answer=20"]
+    data = json.loads(explained(capsys, str(tmp_path / "mine"), "--json", *told))
+    assert data["work"]["prompt"] == 40 and data["bottleneck"] == "generation"
+    with pytest.raises(SystemExit):
+        main(["plan", "--explain", str(tmp_path / "mine")])
+    assert "--assume prompt=..." in capsys.readouterr().err
