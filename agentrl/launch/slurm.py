@@ -21,6 +21,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.run_owner import FILE as OWNER_FILE
+from agentrl.launch.slurm_args import arg_problems
 from agentrl.train.checkpoint_state import SAVED_FILE, STATE_FILE, STOP_FILE, latest_checkpoint
 
 REFUSED_CODE = 2  # of a launcher that cannot do what the recipe asks for
@@ -131,7 +132,12 @@ def script(recipe: Recipe) -> str:
 
     Args:
         recipe: Recipe as loaded.
+
+    Raises:
+        SlurmError: An option of sbatch contradicts the run, or names fewer GPUs than a node needs.
     """
+    for problem in arg_problems(recipe):
+        raise SlurmError(problem)
     run, slurm, groups = run_folder(recipe), recipe.launch.slurm, _groups(recipe)
     options = [f"#SBATCH {option}" for option in slurm.args]
     if slurm.save_seconds:

@@ -23,6 +23,10 @@ SHOWN = [line.split("  #")[0].strip() for line in PAGE.splitlines() if line.star
 JOB = ("launch.type=slurm", "launch.device=cpu")
 
 
+ON_GPUS = ("launch.device=cuda", "inference.engine=sglang", "trainer.nodes=2", "trainer.nproc=8", "inference.nodes=1",
+           "inference.servers=2", "inference.tp=2", "rollout.batch_size=16")  # fmt: skip
+
+
 def recipe(folder: Path, *settings: str) -> Recipe:
     return load_recipe("arithmetic_grpo", [f"launch.run_dir={folder}", "name=mine", *JOB, *settings])
 
@@ -164,6 +168,33 @@ def test_the_script_starts_a_run_again_that_made_a_checkpoint(
     ended = subprocess.run(["bash"], input=text, text=True, env=env, capture_output=True, check=False)
     assert ended.returncode == code, ended.stderr
     assert len(list(tmp_path.glob("did-*"))) == count, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["launch.slurm.args=[--gres=gpu:4]"], r"has --gres=gpu:4, and node 0 \(trainer ranks\) needs 8 GPUs"),
+        (["launch.slurm.args=['--gres=tmp:5,gpu:a100:4']"], "needs 8 GPUs"),
+        (["launch.slurm.args=[--gres=gpu]"], "needs 8 GPUs"),
+        (["launch.slurm.args=[--gpus-per-node=h100:7]"], "needs 8 GPUs"),
+        (["launch.slurm.server_args=['--gres=gpu:2']"], r"server_args has .*node 2 \(servers\) needs 4 GPUs"),
+        (["launch.slurm.args=[--nodes=4]"], "has --nodes=4: the number of nodes follows from trainer.nodes"),
+        (["launch.slurm.args=[-N 4]"], "has -N 4: "),
+        (["launch.slurm.args=[-n16]"], "one task, the launcher"),
+        (["launch.slurm.args=[--array=1-3]"], "a job is one run"),
+    ],
+)
+def test_options_of_sbatch_that_contradict_the_run_are_refused(tmp_path: Path, settings: list[str], words: str) -> None:
+    with pytest.raises(SlurmError, match=words):
+        script(recipe(tmp_path, *ON_GPUS, *settings))
+
+
+def test_options_of_sbatch_that_suffice_are_taken(tmp_path: Path) -> None:
+    enough = ["launch.slurm.args=['--gres=gpu:8', --nodelist=n1, --network=x]", "launch.slurm.server_args=['-G 4']"]
+    assert "--nodelist=n1" in script(recipe(tmp_path, *ON_GPUS, *enough))
+    assert "-p x" in script(recipe(tmp_path, *ON_GPUS, "launch.slurm.args=[-p x]")), "Slurm knows the partition's GPUs"
+    same = ["launch.slurm.args=['--gpus-per-node=8']", "launch.slurm.server_args=['--gpus-per-node=4']"]
+    assert "--gpus-per-node=4" in script(recipe(tmp_path, *ON_GPUS, *same))
 
 
 @pytest.mark.parametrize(("restarts", "code"), [("0", 2), ("1", 0)])

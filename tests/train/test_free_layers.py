@@ -67,6 +67,6 @@ def test_copies_with_freed_layers_sum_their_gradients_once_an_update(
         policy(one).square().sum().backward()
     assert len(summed) == 2, "once for each layer"
     weights = [weight.requires_grad_() for weight in plain]
-    sum((one @ weights[0].T @ weights[1].T).square().sum() for one in inputs).backward()
+    (inputs @ weights[0].T @ weights[1].T).square().sum().backward()
     for found, weight in zip(policy.parameters(), weights, strict=True):
         assert torch.allclose(found.grad.full_tensor(), weight.grad, rtol=1e-5)  # type: ignore[union-attr]
