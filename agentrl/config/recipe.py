@@ -241,7 +241,7 @@ class LaunchConfig(Section):
     port: int = Field(
         default=0,
         ge=0,
-        le=65535,
+        le=65533,
         description="Port of node 0 where ranks meet, the next for machines, then for rollout workers; 0: free ones.",
     )
     node_timeout: Seconds = Field(default=600.0, description="Seconds that machines wait for one another.")

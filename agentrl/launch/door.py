@@ -65,6 +65,7 @@ class Door:
         self._lock = threading.Lock()
         self._inside: dict[int, socket.socket] = {}
         self._lost: list[int] = []
+        self._twice: list[int] = []
         self._clocks: dict[int, float] = {}
         threading.Thread(target=self._accept, name="door", daemon=True).start()
 
@@ -72,6 +73,12 @@ class Door:
         """Returns the numbers of machines that have gone without a word since the last call."""
         with self._lock:
             found, self._lost = self._lost, []
+        return found
+
+    def twice(self) -> list[int]:
+        """Returns the numbers with which a machine has come while one of that number was there, since the last call."""
+        with self._lock:
+            found, self._twice = self._twice, []
         return found
 
     def inside(self) -> set[int]:
@@ -110,6 +117,7 @@ class Door:
             except (OSError, ValueError):  # a stranger: a port scanner, an older run
                 return
             with self._lock:
+                self._twice += [rank] if rank in self._inside else []
                 self._inside[rank] = held
             said = _until_end(held)
             with self._lock:

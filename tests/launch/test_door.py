@@ -58,6 +58,7 @@ def test_one_that_comes_again_takes_its_place(head: Door) -> None:
     first._held.close()
     until(lambda: not all(thread.is_alive() for thread in guests))
     assert head.inside() == {1} and head.lost() == []
+    assert head.twice() == [1] and head.twice() == []
     again.leave()
 
 
