@@ -26,7 +26,10 @@ def plan(
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="YAML file merged over the recipe.")] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="Cards to split between servers and trainer.")] = 8,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cards to split between servers and trainer; by default those of allocation=, or 8."),
+    ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(help="Card: h100 (default), h200, b200, a100, a100-40, l40s, 4090, mi300x, cpu."),
@@ -36,7 +39,8 @@ def plan(
         typer.Option("--assume", metavar="NAME=VALUE", help="Another value of an assumption; the plan lists them all."),
     ] = None,
     server_gpus: Annotated[
-        int | None, typer.Option(min=1, help="Cards of a server; by default the fewest that hold the weights.")
+        int | None,
+        typer.Option(min=1, help="Cards of a server; by default inference.tp, or the fewest that hold the weights."),
     ] = None,
     lengths: Annotated[
         Path | None, typer.Option("--from", help="Run whose prompts, lengths and times outside are taken.",
@@ -80,7 +84,8 @@ def plan(
     decoder, source = _decoder(recipe)
     known = _assumptions(recipe, gpu, assume or (), probe, decoder, lengths)
     case = Case(recipe, decoder, work_of(recipe, known), known)
-    cards = server_gpus or _fewest(case, gpus)
+    gpus = gpus or _allocated(recipe)
+    cards = _server_cards(case, gpus, server_gpus)
     most = recipe.rollout.batch_size * recipe.rollout.group_size
     machine = int(known["gpus_per_machine"])
     splits = layouts(gpus, cards, most, machine, recipe.trainer)
@@ -127,7 +132,8 @@ def _ranks_of_mesh(overrides: Sequence[str]) -> list[str]:
 
     given = dict(map(parse_override, overrides))
     sizes = [given.get(f"trainer.{name}", 1) for name in SIZES]
-    if "trainer.nproc" in given or not all(isinstance(size, int) and size > 0 for size in sizes) or set(sizes) == {1}:
+    told = bool(given.keys() & {"trainer.nproc", "allocation"})
+    if told or not all(isinstance(size, int) and size > 0 for size in sizes) or set(sizes) == {1}:
         return []  # what is no number is refused with the recipe
     replicas, context, tensor, expert = sizes
     return [f"trainer.nproc={lcm(replicas * context * tensor, replicas * expert)}"]
@@ -152,13 +158,9 @@ def _assumptions(
     from agentrl.plan.assumptions import assumed, parse_assumed
     from agentrl.plan.cards import find_card
 
-    known = assumed(find_card(gpu), recipe)
+    known, by_hand = assumed(find_card(gpu), recipe), parse_assumed(assume)
     if lengths is not None:
-        from agentrl.plan.recorded import episode_figures
-
-        folder = _folder(lengths)
-        known = known.replaced(episode_figures(folder), f"as in {folder}")
-    by_hand = parse_assumed(assume)
+        known = known.replaced(_recorded(_folder(lengths), by_hand), f"as in {_folder(lengths)}")
     if probe is not None:
         from agentrl.config.device import detect_device
         from agentrl.config.errors import ConfigError
@@ -176,6 +178,53 @@ def _assumptions(
         values, sources = measured(recipe, decoder, dict(config_of(recipe.model.name)[0]), here, probe)
         known = known.replaced(values, sources)
     return known.replaced(by_hand, "--assume")
+
+
+def _recorded(folder: Path, by_hand: dict[str, float]) -> dict[str, float]:
+    """Returns the lengths and times of a run's episodes; nothing where it has none and the lengths were told.
+
+    Raises:
+        ConfigError: It has none, and nobody told them.
+    """
+    from agentrl.config.errors import ConfigError
+    from agentrl.plan.recorded import episode_figures
+
+    try:
+        return episode_figures(folder)
+    except ConfigError:
+        if {"prompt", "answer"} <= by_hand.keys():
+            return {}
+        raise
+
+
+def _allocated(recipe: "Recipe") -> int:
+    """Returns the cards that a recipe's ``allocation`` names; 8 without one."""
+    if recipe.allocation is None:
+        return 8
+    return recipe.inference.servers * recipe.inference.ranks + recipe.trainer.ranks
+
+
+def _server_cards(case: Any, gpus: int, asked: int | None) -> int:
+    """Returns the cards of a server: as asked for, as the recipe says, or the fewest that will do.
+
+    The replicas of ``inference.dp`` share nothing, and count as servers.
+
+    Raises:
+        ConfigError: They cannot share the model's heads.
+    """
+    from agentrl.config.errors import ConfigError
+
+    own = case.recipe.inference
+    if asked is None and own.tp * own.pp == 1:
+        return _fewest(case, gpus)
+    cards = asked or own.tp * own.pp
+    heads, key_heads, tensor = case.decoder.heads, case.decoder.kv_heads, asked or own.tp
+    if heads % tensor or (tensor % key_heads and key_heads % tensor):
+        raise ConfigError(
+            f"{f'--server-gpus {asked}' if asked else f'inference.tp={tensor}'}: a server's cards share the model's "
+            f"{heads} attention heads and {key_heads} key heads, and {tensor} does not divide them"
+        )
+    return cards
 
 
 def _fewest(case: Any, gpus: int) -> int:

@@ -1,7 +1,7 @@
 """Reads ``allocation=sglang.d4t2+fsdp.d8``: servers and trainer ranks in one word, as AReaL writes it.
 
-Guarantees: the word only sets keys of the recipe, and one that a recipe sets otherwise is a contradiction; a part that
-this toolkit has no key for is refused with the reason.
+Guarantees: the word only sets keys of the recipe, in the place of those of earlier files; one that is set otherwise
+beside it or later is a contradiction; a part that this toolkit has no key for is refused with the reason.
 """
 
 import re
@@ -19,15 +19,37 @@ REASONS = {
 MESH = {"t": "tensor_parallel", "c": "context_parallel", "s": "context_parallel", "e": "expert_parallel"}
 
 
+def replaced(data: Mapping[str, Any], word: Any) -> dict[str, Any]:
+    """Returns the data of earlier files without the keys that a later ``allocation`` sets; all for a wrong one."""
+    changed = dict(data)
+    try:
+        sections = {} if word is None else meaning(word)
+    except ValueError:  # told when the whole is validated
+        return changed
+    for name, values in sections.items():
+        section = changed.get(name)
+        if isinstance(section, Mapping):
+            changed[name] = {key: value for key, value in section.items() if key not in values}
+    return changed
+
+
+def with_range(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a recipe's data with the keys that ``inference.servers=2..8`` stands for.
+
+    Raises:
+        ValueError: It cannot be read, or ``inference.max_servers`` says otherwise.
+    """
+    section = data.get("inference")
+    return {**data, "inference": _with_range(section)} if isinstance(section, Mapping) else dict(data)
+
+
 def expanded(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a recipe's data with the keys that ``allocation`` and ``inference.servers=2..8`` stand for.
+    """Returns a recipe's data with the keys that ``allocation`` stands for.
 
     Raises:
         ValueError: A word cannot be read or carried out, or a key says otherwise.
     """
     changed = dict(data)
-    if isinstance(changed.get("inference"), Mapping):
-        changed["inference"] = _with_range(changed["inference"])
     word = changed.get("allocation")
     if word is None:
         return changed
@@ -47,12 +69,14 @@ def _with_range(section: Mapping[str, Any]) -> Mapping[str, Any]:
     text = section.get("servers")
     if not isinstance(text, str):
         return section
-    match = re.fullmatch(r"(\d+)\.\.(\d+)", text.strip())
+    match = re.fullmatch(r"([0-9]+)\.\.([0-9]+)", text.strip())
     if match is None:
         raise ValueError(f"inference.servers={text}: want a number, or LEAST..MOST")
     least, most = int(match[1]), int(match[2])
     if not 0 < least <= most:
         raise ValueError(f"inference.servers={text}: want 1 or more, and the smaller number first")
+    if (given := section.get("max_servers")) not in (None, most):
+        raise ValueError(f"inference.servers={text} means inference.max_servers={most}, but it is set to {given}")
     return {**section, "servers": least, "max_servers": most}
 
 
@@ -82,6 +106,7 @@ def meaning(word: Any, nodes: int = 1) -> dict[str, dict[str, Any]]:
             )
         match = re.fullmatch(r"(\w+)(?:\[\w+\])?[.:](\w+)", part)  # AReaL also writes fsdp[actor]:d8
         name, sizes = match.groups() if match else (re.split(r"\W", part)[0], "")
+        name = name.lower() if name.lower() in (*TRAINERS, *REASONS) else name
         if match is None or name in REASONS:
             reason = f" ({REASONS[name]})" if name in REASONS else ""
             raise ValueError(f"allocation={word}: {part!r} is not KIND.SIZES with a kind of server, or fsdp{reason}")
@@ -108,7 +133,8 @@ def _trainer(word: str, text: str, nodes: int) -> dict[str, Any]:
         raise ValueError(f"allocation={word}: p{sizes['p']} of the trainer is not possible: {REASONS['p']}")
     if "c" in sizes and "s" in sizes:
         raise ValueError(f"allocation={word}: c and s are the same here, ranks that share the tokens of a micro-batch")
-    mesh = {MESH[letter]: size for letter, size in sizes.items() if letter in MESH}
+    mesh = {"tensor_parallel": 1, "context_parallel": 1}  # d8 alone means eight ranks with rows of their own
+    mesh |= {MESH[letter]: size for letter, size in sizes.items() if letter in MESH}
     ranks = sizes.get("d", 1) * sizes.get("t", 1) * sizes.get("c", sizes.get("s", 1))
     if ranks % nodes:
         raise ValueError(f"allocation={word}: {ranks} trainer ranks cannot be spread over trainer.nodes={nodes}")
@@ -116,7 +142,7 @@ def _trainer(word: str, text: str, nodes: int) -> dict[str, Any]:
 
 
 def _sizes(word: str, text: str) -> dict[str, int]:
-    found = re.findall(r"([a-z])(\d+)", text)
+    found = re.findall(r"([a-z])([0-9]+)", text)
     if not found or "".join(letter + size for letter, size in found) != text:
         raise ValueError(f"allocation={word}: {text!r} is not a list of sizes such as d4t2")
     sizes = {letter: int(size) for letter, size in found}

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.config.allocation import expanded
+from agentrl.config.allocation import expanded, replaced, with_range
 from agentrl.config.device import Device, detect_device
 from agentrl.config.device_parts import PARTS, parts_of
 from agentrl.config.errors import ConfigError
@@ -114,13 +114,14 @@ def load_recipe(
     evaluates = _wanted(layers, settings, "trainer", "type", "grpo") is None
     data: dict[str, Any] = {"name": files[0].stem} if files else {}
     for base, parts in layers:
+        data = replaced(data, base.get("allocation"))
         for part in (base, *parts_of(parts, device, evaluates=evaluates)):
             data = merge(without_foreign_kwargs(data, part), part)
     chosen: dict[str, Any] = {}
     for key, value in settings:
         if key in _NAMES:
             chosen = set_key(chosen, key, value)
-    data = without_foreign_kwargs(data, chosen)
+    data = replaced(without_foreign_kwargs(data, chosen), dict(settings).get("allocation"))
     for key, value in settings:
         data = set_key(data, key, value)
     launch = data.get("launch") or {}
@@ -172,10 +173,11 @@ def validate(data: Mapping[str, Any], wrong: Sequence[str] = ()) -> Recipe:
         ConfigError: There are problems; the message lists all of them.
     """
     found = list(wrong)
-    try:
-        data = expanded(data)
-    except ValueError as error:
-        found.append(str(error))
+    for stand_for in (with_range, expanded):
+        try:
+            data = stand_for(data)
+        except ValueError as error:
+            found.append(str(error))
     try:
         # Strict JSON mode: true is not accepted as a number nor "5" as an int, but a list is accepted for a tuple.
         recipe = Recipe.model_validate_json(json.dumps(data), strict=True)

@@ -60,7 +60,8 @@ def _problem(item: Mapping[str, Any]) -> str:
 
 def allowed(key: str) -> str:
     """Describes a key's valid values, e.g. ``a number, greater than 0``."""
-    field = fields().get(key) or fields().get(key.rpartition(".")[0])  # a list item belongs to its list's field
+    own = fields().get(key)
+    field = own or fields().get(key.rpartition(".")[0])  # an item of a list, or a value of a mapping, is its field's
     if field is None:
         return "something else"
     section = section_of(field)
@@ -68,7 +69,8 @@ def allowed(key: str) -> str:
         return f"a mapping with the keys {', '.join(section.model_fields)}"
     kinds: list[str] = []
     bounds: list[str] = [_bound(mark) for mark in field.metadata]
-    for choice in choices(field):
+    for each in choices(field):
+        choice = typing.get_args(each)[1] if own is None and typing.get_origin(each) is dict else each
         if typing.get_origin(choice) is typing.Literal:
             kinds += [str(literal) for literal in typing.get_args(choice)]
         elif typing.get_origin(choice) is typing.Annotated:

@@ -16,7 +16,7 @@ from agentrl.config.inference import DType, InferenceConfig, Seconds
 from agentrl.config.machines import SlurmConfig, TlsConfig, machine_contradictions
 from agentrl.config.mesh import MeshConfig, mesh_contradictions
 from agentrl.config.rollout import RolloutConfig, rollout_contradictions
-from agentrl.config.section import Positive, Section
+from agentrl.config.section import Amount, Positive, Section
 from agentrl.config.supervised import NO_ENV, SUPERVISED, SupervisedConfig, contradictions
 from agentrl.config.teacher import TeacherConfig, teacher_contradictions
 
@@ -241,7 +241,7 @@ class LaunchConfig(Section):
     port: int = Field(
         default=0,
         ge=0,
-        le=65535,
+        le=65533,
         description="Port of node 0 where ranks meet, the next for machines, then for rollout workers; 0: free ones.",
     )
     node_timeout: Seconds = Field(default=600.0, description="Seconds that machines wait for one another.")
@@ -262,13 +262,13 @@ class LaunchConfig(Section):
         description="Address of the Ray cluster, also ray://HOST:PORT; local: one of this machine, started for the "
         "run; null: $RAY_ADDRESS.",
     )
-    ray_resources: dict[str, float] = Field(
+    ray_resources: dict[str, Amount] = Field(
         default={}, description="More that each node of the trainer must have in Ray, e.g. {CPU: 8, trainer: 1}."
     )
-    ray_server_resources: dict[str, float] = Field(
+    ray_server_resources: dict[str, Amount] = Field(
         default={}, description="More that each node of servers must have in Ray, e.g. {CPU: 8}."
     )
-    ray_worker_resources: dict[str, float] = Field(
+    ray_worker_resources: dict[str, Amount] = Field(
         default={}, description="More that each node of rollout workers must have in Ray, e.g. {CPU: 8}."
     )
 

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Positive = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(ge=0)]
 
 
 class Section(BaseModel):

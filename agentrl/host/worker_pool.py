@@ -2,8 +2,9 @@
 
 Guarantees: if a call takes too long or its caller is cancelled, its process is killed, and no other; if a process dies,
 its call fails, and no other; a killed or dead process is replaced when the next call needs one. Processes are fresh
-interpreters, never forks of one with threads or torch, and die with this one, even by ``kill -9``. A pool may be used
-from several event loops, also at the same time, and starts nothing before its first call.
+interpreters, never forks of one with threads or torch, and die with this one, even by ``kill -9``; the run's secret and
+its servers' key are not in their environment. A pool may be used from several event loops, also at the same time, and
+starts nothing before its first call.
 
 Each worker has a pipe and a thread of its own. The package ``pebble`` is not used: its workers share one locked pipe,
 which is held for up to 3 s while a worker that computes in C is ended, and an idle worker that dies ends its pool.
@@ -23,6 +24,7 @@ from multiprocessing import Pipe
 from typing import Any
 
 from agentrl.host.cores import usable_cores
+from agentrl.host.key_guard import KEY_ENV
 from agentrl.host.worker_errors import (
     WorkerCallError,
     WorkerCrashedError,
@@ -48,6 +50,7 @@ __all__ = [
 
 START_SECONDS = 60.0  # limit for the interpreter, and again for the function's imports (torch from a cold disk is slow)
 END_SECONDS = 5.0  # limit for the kernel to end a process after SIGKILL; it takes milliseconds
+OWN_KEYS = ("AGENTRL_SECRET", KEY_ENV)  # of the run: a function of its user needs neither
 SHARED_MEMORY = 4 << 30  # bytes per process: far more than a verifier needs, too little to exhaust a trainer's machine
 
 
@@ -71,6 +74,7 @@ class _Worker:
                 stdout=2,  # a function's prints go to stderr: this process's stdout may carry data
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C does not reach it, and its process group can be killed as a whole
+                env={name: value for name, value in os.environ.items() if name not in OWN_KEYS},
             )
 
     def alive(self) -> bool:

@@ -37,20 +37,30 @@ def own_address(towards: str, interface: str | None = None) -> str:
         interface: Name of the network interface to use; ``None`` for the one that leads to ``towards``.
 
     Raises:
-        MachineError: There is no such interface, or it has no address.
+        MachineError: There is no such interface, or it has no address; or ``towards`` is none that can be reached.
     """
     if interface is None:
-        found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(found[4])  # sends nothing
-            return str(probe.getsockname()[0])
+        try:
+            found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+                probe.connect(found[4])  # sends nothing
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            raise MachineError(
+                f"launch.head={towards}: {socket.gethostname()} finds no way to it ({error.strerror or error}); give "
+                "the head's address, or a name that all machines know"
+            ) from error
     known = psutil.net_if_addrs()
     for one in known.get(interface, ()):
         if one.family == socket.AF_INET:
             return one.address
-    raise MachineError(
+    raise _no_interface(interface)
+
+
+def _no_interface(interface: str) -> MachineError:
+    return MachineError(
         f"launch.interface={interface}: {socket.gethostname()} has no such network interface with an address; it has "
-        f"{', '.join(known)}"
+        f"{', '.join(psutil.net_if_addrs())}"
     )
 
 
@@ -71,7 +81,12 @@ def collective_env(address: str, interface: str | None = None) -> dict[str, str]
     """Returns the environment variables that bind torch's collectives to the interface that reaches the head.
 
     Variables that are set already stay as they are.
+
+    Raises:
+        MachineError: There is no such interface, or no way to the head.
     """
+    if interface is not None and interface not in psutil.net_if_addrs():
+        raise _no_interface(interface)  # torch's own error names neither the key nor the machine
     name = interface or interface_to(address)
     wanted = () if name is None else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {variable: str(name) for variable in wanted if variable not in os.environ}

@@ -65,6 +65,7 @@ class Door:
         self._lock = threading.Lock()
         self._inside: dict[int, socket.socket] = {}
         self._lost: list[int] = []
+        self._twice: list[int] = []
         self._clocks: dict[int, float] = {}
         threading.Thread(target=self._accept, name="door", daemon=True).start()
 
@@ -72,6 +73,12 @@ class Door:
         """Returns the numbers of machines that have gone without a word since the last call."""
         with self._lock:
             found, self._lost = self._lost, []
+        return found
+
+    def twice(self) -> list[int]:
+        """Returns the numbers with which a machine has come while one of that number was there, since the last call."""
+        with self._lock:
+            found, self._twice = self._twice, []
         return found
 
     def inside(self) -> set[int]:
@@ -107,9 +114,10 @@ class Door:
         with held:
             try:
                 rank = self._ask(held)
-            except (OSError, ValueError, TypeError, KeyError):  # a stranger: a port scanner, an older run
+            except (OSError, ValueError):  # a stranger: a port scanner, an older run
                 return
             with self._lock:
+                self._twice += [rank] if rank in self._inside else []
                 self._inside[rank] = held
             said = _until_end(held)
             with self._lock:
@@ -125,7 +133,7 @@ class Door:
     def _ask(self, held: socket.socket) -> int:
         nonce = secrets.token_hex(16)
         _send(held, {"nonce": nonce})
-        said = _line(held)
+        said = _line(held, "rank", "nonce", "proof", "time")
         rank, theirs = int(str(said["rank"])), str(said["nonce"])
         if not proven(said, self._secret, nonce, "machine", str(rank)):
             raise DoorError("wrong secret")
@@ -160,10 +168,10 @@ class Visit:
                 trusted = ssl.create_default_context(cafile=tls.ca)
                 self._held = trusted.wrap_socket(self._held, server_hostname=address)
             nonce = secrets.token_hex(16)
-            theirs = str(_line(self._held)["nonce"])
+            theirs = str(_line(self._held, "nonce")["nonce"])
             own = proof(secret, theirs, "machine", str(rank))
             _send(self._held, {"rank": rank, "nonce": nonce, "proof": own, "time": time.time()})
-            answer = _line(self._held)
+            answer = _line(self._held, "proof")
             if not proven(answer, secret, nonce, "head"):
                 raise DoorError(f"what answers at {address}:{port} is not this run's head")
             keep_alive(self._held)
@@ -205,7 +213,8 @@ def _send(held: socket.socket, data: dict[str, object]) -> None:
     held.sendall(json.dumps(data).encode() + b"\n")
 
 
-def _line(held: socket.socket) -> dict[str, object]:
+def _line(held: socket.socket, *names: str) -> dict[str, object]:
+    """Reads a line of the other side that must have some names."""
     text = b""
     while not text.endswith(b"\n"):
         more = held.recv(1)
@@ -214,9 +223,9 @@ def _line(held: socket.socket) -> dict[str, object]:
             raise DoorError("the other side closed the connection, or is no agentrl of this run")
     try:
         said = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
-    if not isinstance(said, dict) or not ({"nonce", "proof"} & set(said)):
+    if not isinstance(said, dict) or not set(names) <= set(said):
         raise DoorError("the other side is no agentrl of this run")
     return said
 

@@ -162,6 +162,8 @@ def _memory_lines(recipe: Recipe, shape: ModelShape | None, unknown: str) -> lis
     for process in dict.fromkeys(item.process for item in items):
         total = sum(item.nbytes for item in items if item.process == process)
         lines.append(f"  {process + ', sum':<67} {_size(total):>9}")
+    if recipe.trainer.type is not None and recipe.trainer.type not in SUPERVISED and recipe.trainer.ranks > 1:
+        lines.append("           without whole gradients, freed layers and what ranks share: agentrl plan counts them")
     return lines
 
 

@@ -228,7 +228,7 @@ class Fleet:
         lost = self._door.lost()
         self._missed |= {rank: time.monotonic() for rank in lost if node(self._recipe, rank).trains}
         self._require_ranks()
-        found = [self._gone(rank) for rank in lost] + self._given_up() + self._clocks()
+        found = [self._gone(rank) for rank in lost] + self._twice() + self._given_up() + self._clocks()
         if self._changing is not None and self._changing.done():
             text, self._changing = self._changing.result(), None
             found += [text] if text else []
@@ -239,6 +239,23 @@ class Fleet:
                     self._changing = self._pool.submit(self._take_in, number, said)
                     break
         return found
+
+    def _twice(self) -> list[str]:
+        """Returns which machines have come with the number of one that is there; the run goes on with the later one.
+
+        Raises:
+            ChildFailed: They have trainer ranks, of which torch then has some twice.
+        """
+        assert self._door is not None
+        found = [
+            (rank, f"two machines run with launch.node_rank={rank}, the later one is {self._host(rank)}: each needs a "
+             f"number of its own ({words(self._recipe)})")
+            for rank in self._door.twice()
+        ]  # fmt: skip
+        for rank, text in found:
+            if node(self._recipe, rank).trains:
+                raise ChildFailed(text)
+        return [text for _, text in found]
 
     def _clocks(self) -> list[str]:
         """Returns which machines' clocks differ from this one's, each once."""

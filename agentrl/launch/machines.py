@@ -9,6 +9,7 @@ folder is not taken for this one's: a machine goes on only where the head answer
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import platform
@@ -122,18 +123,28 @@ def count_gpus() -> int:
     return len(visible_gpus())
 
 
-def free_port(address: str) -> int:
+def free_port(address: str, wanted: int = 0) -> int:
     """Returns a port that is free at an address of this machine.
 
+    Args:
+        address: The address.
+        wanted: ``launch.port``; 0 for any.
+
     Raises:
-        MachineError: It is no address of this machine.
+        MachineError: It is no address of this machine, or the wanted port is taken.
     """
     try:
-        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(address, wanted, type=socket.SOCK_STREAM)[0]
         with socket.socket(found[0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that just closed may be taken again
             probe.bind(found[4])
             return int(probe.getsockname()[1])
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise MachineError(
+                f"launch.port={wanted} is taken on this machine (another run?): choose another, of which the next two "
+                "are free as well, or 0 for free ones"
+            ) from error
         raise MachineError(
             f"launch.head={address} is no address of this machine ({error.strerror or error}): the head runs there, "
             "the others with launch.node_rank=1, 2, ..."
@@ -162,7 +173,7 @@ def announce(
     if machines(recipe) == 1:
         return None
     address, run = head_address(recipe), secrets.token_hex(8)
-    port = recipe.launch.port or free_port(address)
+    port = free_port(address, recipe.launch.port)
     head = Head(run, address, port, resume, Machine.here(model, run, address, open_port), door)
     require_gpus(recipe, head.machine, 0)
     write_json(run_dir / "processes" / HEAD_FILE, asdict(head))

@@ -115,7 +115,8 @@ def wanted(recipe: Recipe, rank: int = 0) -> dict[str, float]:
         "rollout workers": launch.ray_worker_resources,
         "servers": launch.ray_server_resources,
     }
-    return {"CPU": 1.0, **device, **more[one.kind]}
+    asked = {"CPU": 1.0, **device, **more[one.kind]}
+    return asked | {name: max(least, asked[name]) for name, least in device.items()}
 
 
 def place(recipe: Recipe) -> list[Placed]:

@@ -77,7 +77,8 @@ def check_tls(recipe: Recipe) -> None:
     tls = recipe.launch.tls
     try:
         if tls.certificate is not None and tls.key is not None:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls.certificate, tls.key, password="")  # else OpenSSL asks at the terminal
         if tls.ca is not None:
             ssl.create_default_context(cafile=tls.ca)
     except OSError as error:

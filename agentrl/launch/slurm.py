@@ -21,6 +21,7 @@ from agentrl.config.recipe import Recipe
 from agentrl.config.render import render
 from agentrl.launch.machine_recipe import recipe_of_machine, run_folder
 from agentrl.launch.run_owner import FILE as OWNER_FILE
+from agentrl.launch.slurm_args import arg_problems
 from agentrl.train.checkpoint_state import SAVED_FILE, STATE_FILE, STOP_FILE, latest_checkpoint
 
 REFUSED_CODE = 2  # of a launcher that cannot do what the recipe asks for
@@ -40,6 +41,8 @@ set -u
 {setup}
 run={run} recipe={recipe}
 newest() {{ ls -d "$run"/checkpoints/step-*/{state} 2> /dev/null | tail -n 1; }}
+well() {{ grep -q '"code": 0' "$run/{owner}" 2> /dev/null; }}
+if [ "${{SLURM_RESTART_COUNT:-0}}" != 0 ] && well; then exit 0; fi  # it was queued again while it ended
 if [ -z "$(newest)" ] && [ -e "$run" ]; then  # it ended before its first checkpoint
   mv "$run" "$run.before-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"
 fi
@@ -49,7 +52,8 @@ for left in $(seq {restarts} -1 0); do
   before=$(newest) resume=
   [ -z "$before" ] || resume=--resume
   rm -f "$run/processes/{saved}" "$run/processes/{stop}"  # of the start before
-  export agentrl_run="{python} -m agentrl recipe run $recipe $resume"
+  was=$(cat "$run/{owner}" 2> /dev/null)
+  export agentrl_python={python} agentrl_recipe="$recipe" agentrl_resume=$resume
 {steps}
   code=0
   while true; do  # a trapped signal ends a wait
@@ -61,7 +65,7 @@ for left in $(seq {restarts} -1 0); do
   if [ -e "$run/processes/{saved}" ]; then  # the code is that of whichever task srun ended
     scontrol requeue "$SLURM_JOB_ID" && sleep 600  # Slurm ends this script; its own end would be the job's
   fi
-  grep -q '"code": 0' "$run/{owner}" 2> /dev/null && exit 0
+  if well && [ "$(cat "$run/{owner}")" != "$was" ]; then exit 0; fi  # and not that of an earlier start
   [ $code != 0 ] || code=1  # srun ends with 0 when a node is lost
   sinfo -h -N -n "${{SLURM_JOB_NODELIST:-}}" -o "%N is %T" | grep -v -E " (allocated|mixed|idle)$" >&2
   if [ $left = 0 ] || [ $code = {refused} ] || [ "$(newest)" = "$before" ]; then break; fi
@@ -76,7 +80,7 @@ exit $code
 """
 _STEP = """\
   srun {where}--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none {kill}{container}bash -c \\
-    'exec $agentrl_run {head}launch.node_rank={rank}' &
+    'exec "$agentrl_python" -m agentrl recipe run "$agentrl_recipe" $agentrl_resume {head}launch.node_rank={rank}' &
   {pid}=$!"""
 _ANSWER = "timeout {seconds} srun --overlap {where}--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 true"
 _HET = """\
@@ -128,7 +132,12 @@ def script(recipe: Recipe) -> str:
 
     Args:
         recipe: Recipe as loaded.
+
+    Raises:
+        SlurmError: An option of sbatch contradicts the run, or names fewer GPUs than a node needs.
     """
+    for problem in arg_problems(recipe):
+        raise SlurmError(problem)
     run, slurm, groups = run_folder(recipe), recipe.launch.slurm, _groups(recipe)
     options = [f"#SBATCH {option}" for option in slurm.args]
     if slurm.save_seconds:

@@ -81,9 +81,14 @@ class Decoder:
         return self.vocab * self.hidden
 
     @property
+    def embeddings(self) -> int:
+        """Parameters of embedding and output head; tied ones count once."""
+        return self.head * (1 if self.tied else 2)
+
+    @property
     def parameters(self) -> int:
         """All parameters; tied ones count once."""
-        return self._layers(self.experts) + self.hidden + self.head * (1 if self.tied else 2)
+        return self._layers(self.experts) + self.hidden + self.embeddings
 
     @property
     def expert_parameters(self) -> int:
@@ -125,10 +130,18 @@ class Decoder:
 
         Per layer: both norms' inputs and results, queries, keys, values, attention's result, gate and up.
         """
-        each = 4 * self.hidden + 2 * (self.heads + self.kv_heads) * self.head_dim
-        dense = (self.layers - self.sparse_layers) * 2 * self.inner
-        sparse = self.sparse_layers * self.experts_used * (2 * self.expert_inner + self.hidden)
-        return self.layers * each + dense + sparse
+        return int(self.kept_by(1))
+
+    def kept_by(self, tensor: int) -> float:
+        """Returns :attr:`kept` on one of ``tensor`` ranks that share each matrix.
+
+        Hidden states are not split, and the memory-saving MLP needs whole matrices: the activated gate and the product
+        are kept then, too.
+        """
+        whole = self.hidden * (4 * self.layers + self.sparse_layers * self.experts_used)
+        dense = (self.layers - self.sparse_layers) * (2 if tensor == 1 else 4) * self.inner
+        split = self.layers * 2 * (self.heads + self.kv_heads) * self.head_dim + dense
+        return whole + (split + self.sparse_layers * self.experts_used * 2 * self.expert_inner) / tensor
 
     def forward_flops(self, tokens: float, predicted: float, pairs: float) -> float:
         """Returns the operations of a forward pass.

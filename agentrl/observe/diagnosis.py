@@ -279,16 +279,18 @@ def _overhead(steps: Sequence[Record]) -> Finding | None:
 
 
 def _slow_rank(steps: Sequence[Record]) -> Finding | None:
-    """Finds a rank that was the slowest in each of the latest steps, and much slower than the others."""
+    """Finds a rank that was the slowest in each of the latest steps, and much slower than the others, or several."""
     last = steps[-RECENT:]
     ranks = {step.get("ranks/slowest") for step in last}
     least = min((step.get("ranks/slowdown", 0.0) for step in last), default=0.0)
+    slow = last[-1].get("ranks/slow", 0.0)  # of one machine, say: which of them is slowest changes
     rank = ranks.pop()
-    if len(last) < RECENT or ranks or rank is None or least <= SLOW_RANK:
+    if len(last) < RECENT or rank is None or least <= SLOW_RANK or (ranks and slow < 2):
         return None
+    which = f"{slow:.0f} trainer ranks take" if slow > 1 else f"trainer rank {rank:.0f} takes"
     return Finding(
         "slow_rank",
-        f"trainer rank {rank:.0f} takes {least:.1f} times as long as the other ranks for the same products",
+        f"{which} {least:.1f} times as long as the other ranks for the same products",
         "All ranks wait for it in each update: its machine has other work, is too hot, or has a slower card.",
         "logs/trainer.log names its machine; free it, or leave it out.",
     )

@@ -291,6 +291,7 @@ GLOSSARY: tuple[Metric, ...] = (
         "products of some milliseconds in the step",
         "below 1.5: all ranks wait for it",
     ),
+    Metric("ranks/slow", "ranks", "ranks whose slowdown was above 1.5 in ten steps in a row", "the last steps", "0"),
     Metric(
         "checkpoint/failed",
         "checkpoints",

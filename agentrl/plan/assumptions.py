@@ -5,12 +5,29 @@ was set says so, one that was measured says how; an unknown name is refused.
 """
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agentrl.config.errors import ConfigError
 from agentrl.config.recipe import Recipe
 from agentrl.plan.cards import Card
+
+SHARES = (
+    "mfu",
+    "prefill_mfu",
+    "decode_mfu",
+    "mbu",
+    "link_share",
+    "server_share",
+    "signal",
+    "distinct",
+    "distinct_rows",
+)
+MAY_BE_ZERO = (
+    "decode_step_ms", "reserve_gb", "controller_s_per_mtoken", "answer", "sigma", "prompt", "shared", "observation",
+    "outside", "signal", "distinct", "distinct_rows",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,15 +87,17 @@ class Assumptions(Mapping[str, float]):
             source: Source of all of them, or of each by name.
 
         Raises:
-            ConfigError: There is no assumption of a name, or a value is negative.
+            ConfigError: There is no assumption of a name, or a value is none that can be computed with.
         """
         for name, value in values.items():
             if name not in self._found:
                 near = difflib.get_close_matches(name, self._found, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
+                hint = f"; did you mean {near[0]}?" if near else "."
                 raise ConfigError(f"--assume {name}: no such assumption{hint} Known: {', '.join(self._found)}")
-            if not value >= 0:
-                raise ConfigError(f"--assume {name}={value:g}: want a number that is not negative")
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"--assume {name}={value:g}: want a number that is not negative, and finite")
+            if value == 0 and name not in MAY_BE_ZERO:
+                raise ConfigError(f"--assume {name}=0: a plan divides by it; want a number above 0")
 
         def one(old: Assumption) -> Assumption:
             if old.name not in values:
@@ -93,7 +112,7 @@ def parse_assumed(given: Iterable[str]) -> dict[str, float]:
     """Parses ``name=value`` texts.
 
     Raises:
-        ConfigError: One is not of this form.
+        ConfigError: One is not of this form, a share is above 1, or a machine has no whole number of cards.
     """
     found: dict[str, float] = {}
     for text in given:
@@ -104,6 +123,11 @@ def parse_assumed(given: Iterable[str]) -> dict[str, float]:
             raise ConfigError(f"--assume {text}: want NAME=NUMBER, e.g. --assume mfu=0.35") from error
         if not equals:
             raise ConfigError(f"--assume {text}: want NAME=NUMBER, e.g. --assume mfu=0.35")
+    for name, one in found.items():
+        if name in SHARES and one > 1:
+            raise ConfigError(f"--assume {name}={one:g}: a share, at most 1 (0.4 is 40%)")
+        if name == "gpus_per_machine" and (one < 1 or one % 1):
+            raise ConfigError(f"--assume gpus_per_machine={one:g}: want a whole number, 1 or more")
     return found
 
 

@@ -91,11 +91,15 @@ def account(recipe: Recipe, decoder: Decoder, known: Assumptions, steps: Sequenc
 
 
 def layout_of(recipe: Recipe) -> Layout:
-    """Returns who does what in a run; on one machine without a GPU all processes share the cores."""
-    servers = len(recipe.inference.urls) or recipe.inference.servers
+    """Returns who does what in a run; on one machine without a GPU all processes share the cores.
+
+    The replicas of ``inference.dp`` share nothing, and count as servers.
+    """
+    own = recipe.inference
     if recipe.launch.device == "cpu" and recipe.trainer.nodes == 1:
         return Layout(1, 1, Mesh(), shared=True)
-    return Layout(servers, recipe.inference.ranks, mesh_of(recipe.trainer, recipe.trainer.ranks))
+    servers = (len(own.urls) or own.servers) * own.dp
+    return Layout(servers, own.tp * own.pp, mesh_of(recipe.trainer, recipe.trainer.ranks))
 
 
 def _of_steps(recipe: Recipe, known: Assumptions, steps: Sequence[Step]) -> tuple[dict[str, float], str]:

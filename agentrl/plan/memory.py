@@ -71,7 +71,9 @@ def _states(recipe: Recipe, decoder: Decoder, mesh: Mesh) -> list[Item]:
     """Returns what lasts from step to step: parameters, gradients, moments, reference, critic."""
     trainer, owners = recipe.trainer, mesh.owners
     shared = f", 1/{owners} of each" if owners > 1 else ""
-    parameters, host = decoder.parameters / owners, trainer.cpu_offload
+    if mesh.tensor > 1:
+        shared += f", embeddings 1/{mesh.sharing}" if mesh.sharing > 1 else ", embeddings whole"
+    parameters, host = mesh.own(decoder), trainer.cpu_offload
     trained = parameters if trainer.lora_rank is None else trainer.lora_rank * decoder.linear_sides / owners
     items = []
     if trainer.lora_rank is not None:
@@ -98,9 +100,11 @@ def _gathered(recipe: Recipe, decoder: Decoder, mesh: Mesh, updates: float) -> l
     models = 1 + (trainer.kl_coef > 0 and trainer.lora_rank is None) + (trainer.advantage == "gae")
     width = BYTES[trainer.dtype]
     if mesh.reshard and not alone:
-        layer = (whole - decoder.head * (1 if decoder.tied else 2) / mesh.tensor) / decoder.layers
-        held = 2 * layer + 2 * decoder.head / mesh.tensor
-        return [Item("gathered parameters of two layers and the embeddings", trainer.dtype, held * width)]
+        held = 2 * mesh.whole_layers(decoder) / decoder.layers + decoder.embeddings
+        items = [Item("gathered parameters of two layers and the embeddings", trainer.dtype, held * width)]
+        if experts := mesh.whole_experts(decoder):
+            items.append(Item("experts of a rank, which are not freed", trainer.dtype, experts * width))
+        return items
     items = [Item("all parameters, gathered for compute", trainer.dtype, models * whole * width)]
     if not alone and updates > 1 and trainer.lora_rank is None:
         items.append(Item("gradients summed over micro-batches, not yet reduced", "float32", 4 * whole))
@@ -114,10 +118,10 @@ def microbatch_tokens(recipe: Recipe, mesh: Mesh) -> int:
 
 def activation_bytes(recipe: Recipe, decoder: Decoder, mesh: Mesh) -> float:
     """Returns the bytes that the backward pass needs of one token of a micro-batch, on each rank."""
-    kept = decoder.kept
+    kept = decoder.kept_by(mesh.tensor)
     if recipe.trainer.gradient_checkpointing:  # the states between layers, and one layer that is computed again
-        kept = decoder.layers * decoder.hidden + decoder.kept / decoder.layers
-    return kept * BYTES[recipe.trainer.dtype] / (mesh.context * mesh.tensor)
+        kept = decoder.layers * decoder.hidden + kept / decoder.layers
+    return kept * BYTES[recipe.trainer.dtype] / mesh.context
 
 
 def largest_microbatch(

@@ -47,15 +47,35 @@ class Mesh:
         return self.replicas * self.shards
 
     @property
+    def sharing(self) -> int:
+        """Number of ranks that FSDP shards over; context ranks are among them."""
+        return self.shards * self.context
+
+    @property
     def owners(self) -> int:
-        """Number of ranks that a parameter's state is divided among; context ranks shard it as well."""
-        return self.shards * self.context * self.tensor
+        """Number of ranks that the state of a layer's parameter is divided among."""
+        return self.sharing * self.tensor
 
     def whole(self, decoder: Decoder) -> float:
-        """Returns the parameters that a rank computes with: its part of each matrix, and its experts."""
-        if self.expert == 1:
-            return decoder.parameters / self.tensor
-        return (decoder.parameters - decoder.expert_parameters) / self.tensor + decoder.expert_parameters / self.expert
+        """Returns the parameters that a rank computes with: its part of each matrix, and its experts.
+
+        Embedding and output head are not split: each tensor rank computes with the whole of them.
+        """
+        return decoder.embeddings + self.whole_layers(decoder) + self.whole_experts(decoder)
+
+    def whole_layers(self, decoder: Decoder) -> float:
+        """Returns those of :meth:`whole` that are a layer's, without experts that ranks share."""
+        shared = decoder.expert_parameters if self.expert > 1 else 0
+        return (decoder.parameters - decoder.embeddings - shared) / self.tensor
+
+    def whole_experts(self, decoder: Decoder) -> float:
+        """Returns those of :meth:`whole` that are experts which ranks share; 0 where they are split as matrices."""
+        return decoder.expert_parameters / self.expert if self.expert > 1 else 0.0
+
+    def own(self, decoder: Decoder) -> float:
+        """Returns the parameters whose gradients and moments a rank keeps."""
+        layers = decoder.parameters - decoder.embeddings
+        return layers / self.owners + decoder.embeddings / self.sharing
 
     def __str__(self) -> str:
         """Returns the factors that are not 1."""
@@ -89,7 +109,6 @@ def decided(mesh: Mesh, config: TrainerConfig, decoder: Decoder, free: float) ->
     """
     if config.reshard_after_forward != "auto":
         return mesh
-    parameters, width = mesh.whole(decoder), 2 if config.dtype == "bfloat16" else 4
-    sharing = mesh.shards * mesh.context
-    kept = (width + 4) * parameters + STATE * parameters / sharing
-    return replace(mesh, reshard=sharing > 1 and kept > KEPT_SHARE * free)
+    width = 2 if config.dtype == "bfloat16" else 4
+    kept = (width + 4) * mesh.whole(decoder) + STATE * mesh.own(decoder)
+    return replace(mesh, reshard=mesh.sharing > 1 and kept > KEPT_SHARE * free)

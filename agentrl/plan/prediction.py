@@ -12,6 +12,7 @@ from agentrl.config.mesh import MeshConfig
 from agentrl.plan.memory import GB, Item, server_memory, total, trainer_memory
 from agentrl.plan.mesh import Mesh, decided, mesh_of
 from agentrl.plan.times import (
+    OPTIMIZER_BYTES,
     TERA,
     Case,
     Layout,
@@ -128,7 +129,8 @@ def _serving(case: Case, layout: Layout) -> Iterator[Part]:
 
 def _training(case: Case, layout: Layout) -> Iterator[Part]:
     work, mesh = case.work, layout.mesh
-    controller = case.known["controller_s_per_mtoken"] * work.episodes * (work.prompt + work.answer) / 1e6
+    tokens = work.episodes * (work.prompt + work.answer + work.observation)
+    controller = case.known["controller_s_per_mtoken"] * tokens / 1e6
     yield Part("batch", controller, "train", "from finished episodes to micro-batches")
     if names := passes(case):
         yield Part("scoring", scoring_seconds(case, mesh), "train", f"forward passes for {', '.join(names)}")
@@ -140,7 +142,9 @@ def _training(case: Case, layout: Layout) -> Iterator[Part]:
     )  # fmt: skip
     if mesh.ranks > 1:
         yield Part("exchange", exchange_seconds(case, mesh), "train", "parameters gathered, gradients reduced")
-    yield Part("optimizer", optimizer_seconds(case, mesh), "train", "clipping and AdamW, 36 bytes a parameter")
+    yield Part(
+        "optimizer", optimizer_seconds(case, mesh), "train", f"clipping and AdamW, {OPTIMIZER_BYTES} bytes a parameter"
+    )
     nbytes = pushed_bytes(case)
     yield Part("push", push_seconds(case, layout), "train", f"{nbytes / GB:,.3g} GB to {layout.servers} servers")
 

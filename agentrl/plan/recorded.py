@@ -46,7 +46,10 @@ def episode_figures(folder: Path) -> dict[str, float]:
     found = [one for one in read_episodes(file) if not one.failed] if file.is_file() else []
     shapes = [shape for one in found if (shape := _shape(one)) is not None]
     if not shapes:
-        raise ConfigError(f"{folder} has no recorded episodes: run it with logging.episodes=true, or use --assume")
+        raise ConfigError(
+            f"{folder} has no recorded episodes: run it with logging.episodes=true, or tell their "
+            "lengths: --assume prompt=... --assume answer=..."
+        )
     sampled = [len(shape["sampled"]) for shape in shapes]
     prompts = {tuple(shape["prompt"]) for shape in shapes}
     return {

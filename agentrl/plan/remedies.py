@@ -98,8 +98,8 @@ def _server(case: Case, found: Prediction, gpus: int) -> list[str]:
     more = [2 * cards * 2**power for power in range(4) if 2 * cards * 2**power < gpus]
     for wider in more:
         if (alone := need(case.recipe, wider)) <= room:
-            flag = f", inference.args=[--tp, {wider}]" if inference.engine in PAGED else ""
-            lines.append(f"  --server-gpus {wider}{flag}: {alone / GB:,.1f} GB, fits")
+            change = f"inference.tp={wider}" if inference.engine in PAGED else f"--server-gpus {wider}"
+            lines.append(f"  {change}: {alone / GB:,.1f} GB, fits")
             break
     for key in ("max_running", "context_length"):
         least = 1 if key == "max_running" else case.recipe.sampling.max_new_tokens + 1

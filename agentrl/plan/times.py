@@ -17,6 +17,7 @@ from agentrl.plan.work import Work, makespan, spread
 TERA = 1e12
 MOST_PLAYED = 2048  # sequences of one server whose ends are played one by one
 REPEATS = 6  # of a fixed point
+OPTIMIZER_BYTES = 40  # of a parameter: norm 4, clip 8, AdamW 28 (reads four float32 values, writes three)
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,11 @@ def passes(case: Case) -> dict[str, float]:
     return found
 
 
+def predicted_by(case: Case, mesh: Mesh) -> float:
+    """Returns the tokens that go through the head on all ranks: each rank of a tensor group computes all of its own."""
+    return case.work.predicted * mesh.tensor
+
+
 def train_rate(case: Case, mesh: Mesh) -> float:
     """Returns the FLOP/s of all ranks together in an update."""
     return case.known["peak_tflops"] * TERA * case.known["mfu"] * mesh.ranks
@@ -165,7 +171,7 @@ def scoring_seconds(case: Case, mesh: Mesh) -> float:
     work, total = case.work, sum(passes(case).values())
     if not total:
         return 0.0
-    flops = case.decoder.forward_flops(work.computed, work.predicted, work.pairs)
+    flops = case.decoder.forward_flops(work.computed, predicted_by(case, mesh), work.pairs)
     rate = case.known["peak_tflops"] * TERA * case.known["prefill_mfu"] * mesh.ranks
     return total * flops / rate
 
@@ -173,11 +179,12 @@ def scoring_seconds(case: Case, mesh: Mesh) -> float:
 def compute_seconds(case: Case, mesh: Mesh) -> float:
     """Returns the seconds of an update's forward and backward passes."""
     work, trainer, decoder = case.work, case.recipe.trainer, case.decoder
-    flops = 3 * decoder.forward_flops(work.computed, work.predicted, work.pairs)
+    predicted = predicted_by(case, mesh)
+    flops = 3 * decoder.forward_flops(work.computed, predicted, work.pairs)
     if trainer.gradient_checkpointing:
         flops += decoder.forward_flops(work.computed, 0, work.pairs)
     if trainer.ratio == "sequence" or trainer.correction_level == "sequence" or trainer.reject_by is not None:
-        flops += 2 * decoder.head * work.predicted  # the logits once more
+        flops += 2 * decoder.head * predicted  # the logits once more
     return flops / train_rate(case, mesh)
 
 
@@ -201,19 +208,20 @@ def exchange_seconds(case: Case, mesh: Mesh) -> float:
         reduced = rounds if mesh.reshard else updates
         nbytes = (times * BYTES[trainer.dtype] + (reduced * 4 if trainer.lora_rank is None else 0)) * whole
         seconds += nbytes * (group - 1) / group / speed
-    if mesh.replicas > 1:
+    if mesh.replicas > 1 and trainer.lora_rank is None:
         nbytes = updates * 2 * 4 * whole / group
-        seconds += nbytes * (mesh.replicas - 1) / mesh.replicas / (known["network_gbs"] * GB * known["link_share"])
-    if mesh.tensor > 1:  # four sums of the hidden states in each layer, forward and backward
-        nbytes = 4 * decoder.layers * case.work.computed / mesh.rows / mesh.context * decoder.hidden
+        seconds += nbytes * (mesh.replicas - 1) / mesh.replicas / _between(known, mesh.ranks)
+    passed = 3 if trainer.gradient_checkpointing else 2  # forward and backward, and forward again
+    if mesh.tensor > 1:  # two sums of the hidden states in each layer and pass
+        nbytes = 2 * passed * decoder.layers * case.work.computed / mesh.rows / mesh.context * decoder.hidden
         nbytes *= 2 * BYTES[trainer.dtype] * (mesh.tensor - 1) / mesh.tensor
         seconds += nbytes / _between(known, mesh.tensor)
     if mesh.context > 1:  # keys and values of a row, gathered forward and reduced backward
         width = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim * BYTES[trainer.dtype] / mesh.tensor
-        nbytes = 2 * width * case.work.computed / mesh.rows
+        nbytes = passed * width * case.work.computed / mesh.rows
         seconds += nbytes * (mesh.context - 1) / mesh.context / _between(known, mesh.context * mesh.tensor)
-    if mesh.expert > 1:  # hidden states to the experts and back, forward and backward
-        nbytes = 4 * decoder.sparse_layers * decoder.experts_used * decoder.hidden * BYTES[trainer.dtype]
+    if mesh.expert > 1:  # hidden states to the experts and back in each pass
+        nbytes = 2 * passed * decoder.sparse_layers * decoder.experts_used * decoder.hidden * BYTES[trainer.dtype]
         nbytes *= case.work.computed / mesh.rows / mesh.context / mesh.tensor
         seconds += nbytes * (mesh.expert - 1) / mesh.expert / _between(known, mesh.expert)
     return seconds
@@ -228,8 +236,9 @@ def _between(known: Assumptions, ranks: int) -> float:
 def optimizer_seconds(case: Case, mesh: Mesh) -> float:
     """Returns the seconds of AdamW and of clipping: memory traffic alone."""
     trainer = case.recipe.trainer
-    whole = case.decoder.parameters if trainer.lora_rank is None else trainer.lora_rank * case.decoder.linear_sides
-    nbytes = trainer.minibatches * 36 * whole / mesh.owners  # norm 4, clip 8, step 24
+    adapter = (trainer.lora_rank or 0) * case.decoder.linear_sides / mesh.owners
+    own = mesh.own(case.decoder) if trainer.lora_rank is None else adapter
+    nbytes = trainer.minibatches * OPTIMIZER_BYTES * own
     speed = known_host(case) if trainer.cpu_offload else case.known["bandwidth_gbs"] * GB * case.known["mbu"]
     return nbytes / speed
 

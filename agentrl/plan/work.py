@@ -80,7 +80,8 @@ class Work:
         """Query-key pairs of an update, in one layer and head."""
         after = [length + self.observation for length in self.lengths]
         own = fmean(one * one / 2 + one * self.prompt for one in after)
-        return self.distinct * self.groups * self.signal * (self.prompt**2 / 2 + self.members * own)
+        prompt = (self.prompt**2 - self.shared**2) / 2  # what all prompts begin with is computed once
+        return self.distinct * (self.shared**2 / 2 + self.groups * self.signal * (prompt + self.members * own))
 
 
 def lognormal(mean: float, sigma: float, cap: float, count: int = QUANTILES) -> tuple[float, ...]:

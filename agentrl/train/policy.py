@@ -349,6 +349,7 @@ def accumulate(policy: nn.Module, *, last: bool) -> None:
     if isinstance(policy, FSDPModule):
         now = last or getattr(policy, "frees_layers", False)
         policy.set_requires_gradient_sync(now)
+        policy.set_requires_all_reduce(last)  # over replicas, once an update
         policy.set_reshard_after_backward(now)
         policy.set_is_last_backward(last)
 

@@ -1,16 +1,17 @@
-"""Compares the speed of the trainer's ranks, and names the one that is slower than the rest.
+"""Compares the speed of the trainer's ranks, and names those that are slower than the rest.
 
 In a step all ranks wait for one another, so the time of an update is that of the slowest one on each of them and does
 not say which that is. Each rank therefore computes the same few products alone and takes the time.
 
 Guarantees: the products need no other rank; a trial takes some milliseconds; on one rank nothing is measured. A rank is
-named in the log once, after several steps in a row, so that a moment's load of a machine is not.
+named in the log once, after several steps in a row, so that a moment's load of a machine is not; several slow ones, as
+those of one machine, do not hide one another.
 """
 
 import socket
 import time
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import median_low
 
 import torch
 import torch.distributed as dist
@@ -28,8 +29,12 @@ def slowest(seconds: Sequence[float]) -> tuple[int, float]:
         seconds: Times of at least two ranks, by rank.
     """
     rank = max(range(len(seconds)), key=seconds.__getitem__)
-    others = [one for index, one in enumerate(seconds) if index != rank]
-    return rank, seconds[rank] / median(others)
+    return rank, slowness(seconds, rank)
+
+
+def slowness(seconds: Sequence[float], rank: int) -> float:
+    """Returns how many times as long a rank took as the median of the others."""
+    return seconds[rank] / median_low([one for index, one in enumerate(seconds) if index != rank])
 
 
 class RankSpeed:
@@ -44,7 +49,7 @@ class RankSpeed:
         self._device = device
         self._seconds = seconds or self._trial
         self._hosts: list[str] = []
-        self._rows: list[int] = []  # slow rank of each of the latest steps
+        self._slow: dict[int, int] = {}  # slow rank -> steps in a row
         self._named: set[int] = set()
 
     def measure(self) -> dict[str, float]:
@@ -58,19 +63,23 @@ class RankSpeed:
         mine = torch.tensor([self._seconds()], device=self._device)
         found = torch.empty(world, device=self._device)
         dist.all_gather_into_tensor(found, mine)
-        rank, ratio = slowest(found.tolist())
-        self._name(rank, ratio)
-        return {"ranks/slowest": float(rank), "ranks/slowdown": ratio}
+        seconds = found.tolist()
+        self._name(seconds)
+        rank, ratio = slowest(seconds)
+        lasting = sum(steps >= IN_A_ROW for steps in self._slow.values())
+        return {"ranks/slowest": float(rank), "ranks/slowdown": ratio, "ranks/slow": float(lasting)}
 
-    def _name(self, rank: int, ratio: float) -> None:
-        """Tells on rank 0 of a rank that has been slow for several steps."""
-        self._rows = [*self._rows, rank if ratio > SLOW else -1][-IN_A_ROW:]
-        if self._rows == [rank] * IN_A_ROW and rank not in self._named:
+    def _name(self, seconds: Sequence[float]) -> None:
+        """Tells on rank 0 of ranks that have been slow for several steps."""
+        ratios = {rank: slowness(seconds, rank) for rank in range(len(seconds))}
+        self._slow = {rank: self._slow.get(rank, 0) + 1 for rank, ratio in ratios.items() if ratio > SLOW}
+        for rank in [one for one, steps in self._slow.items() if steps >= IN_A_ROW and one not in self._named]:
             self._named.add(rank)
             if dist.get_rank() == 0:
                 print(
-                    f"trainer rank {rank} on {self._hosts[rank]} takes {ratio:.1f} times as long as the others for the "
-                    "same products, and all wait for it: look for other processes, heat, or a slower card there",
+                    f"trainer rank {rank} on {self._hosts[rank]} takes {ratios[rank]:.1f} times as long as the others "
+                    "for the same products, and all wait for it: look for other processes, heat, or a slower card "
+                    "there",
                     flush=True,
                 )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agentrl.host.key_guard import KEY_ENV
 from agentrl.host.worker_pool import (
     HungThreadsError,
     WorkerCallError,
@@ -23,6 +24,7 @@ from agentrl.host.worker_pool import (
     shared_pool,
 )
 from agentrl.host.worker_threads import ThreadCalls
+from agentrl.train.controller_client import SECRET_ENV
 from tests.host import blocking
 
 LONG = 60.0  # bounds a test that has gone wrong
@@ -53,6 +55,14 @@ async def test_a_function_runs_in_another_process_that_is_kept(pool):
     first = await pool.run(blocking.pid_after, timeout=LONG)
     assert first != os.getpid()
     assert await pool.run(blocking.pid_after, timeout=LONG) == first
+
+
+async def test_a_worker_does_not_know_the_runs_keys(pool, monkeypatch):
+    for name in (SECRET_ENV, KEY_ENV, "OPENAI_API_KEY"):  # a judge needs the last
+        monkeypatch.setenv(name, "told")
+    assert await pool.run("os:getenv", SECRET_ENV, timeout=LONG) is None
+    assert await pool.run("os:getenv", KEY_ENV, timeout=LONG) is None
+    assert await pool.run("os:getenv", "OPENAI_API_KEY", timeout=LONG) == "told"
 
 
 async def test_a_name_is_imported_in_the_worker_only(pool, tmp_path, monkeypatch):

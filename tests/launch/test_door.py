@@ -58,6 +58,7 @@ def test_one_that_comes_again_takes_its_place(head: Door) -> None:
     first._held.close()
     until(lambda: not all(thread.is_alive() for thread in guests))
     assert head.inside() == {1} and head.lost() == []
+    assert head.twice() == [1] and head.twice() == []
     again.leave()
 
 
@@ -121,7 +122,23 @@ def test_a_proof_of_another_machine_or_side_does_not_do() -> None:
     assert len({door.proof("s", "n", *words) for words in (("machine", "1"), ("machine", "2"), ("head",))}) == 3
 
 
-@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"rank": "x"}\n', b""])
+@pytest.mark.parametrize("line", [b'{"proof": "x"}\n', b"[" * 1000 + b"\n", b"SSH-2.0\n"])
+def test_what_is_no_head_is_told_in_one_line(line: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            held, _ = other.accept()
+            with held:
+                held.sendall(line)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(DoorError, match="is no agentrl of this run"):
+            Visit("127.0.0.1", other.getsockname()[1], "secret", 1)
+        thread.join()
+
+
+@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"rank": "x"}\n', b'{"proof": 1}\n', b""])
 def test_strangers_are_turned_away(head: Door, words: bytes) -> None:
     with socket.create_connection(("127.0.0.1", head.port)) as stranger:
         stranger.settimeout(30)

@@ -99,3 +99,9 @@ def test_auto_is_bfloat16_where_it_is_native(tmp_path):
     assert resolved_dtype("auto", "cpu", info) == "bfloat16"
     assert resolved_dtype("auto", "cuda", info) == "bfloat16"
     assert resolved_dtype("float32", "cuda", info) == "float32"
+
+
+def test_several_ranks_are_told_where_their_memory_is_counted():
+    one, two = (load_recipe("gsm8k_grpo", [f"trainer.nproc={ranks}"], device="cpu") for ranks in (1, 2))
+    said = ["\n".join(plan(recipe, SMOLLM2, "here")[1]) for recipe in (one, two)]
+    assert ["whole gradients" in text for text in said] == [False, True] and "agentrl plan" in said[1]

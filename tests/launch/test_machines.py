@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from agentrl.config.errors import ConfigError
+from agentrl.config.load import load_recipe
 from agentrl.config.recipe import Recipe
 from agentrl.host.process import write_json
 from agentrl.launch import joined_run, machines
-from agentrl.launch.addresses import MachineError
+from agentrl.launch.addresses import MachineError, collective_env, own_address
 from agentrl.launch.commands import ALONE, Meeting
+from agentrl.launch.door import Visit
 from agentrl.launch.fleet import FAILED, Fleet
 from agentrl.launch.machines import HEAD_FILE, Head, Machine, announce, gather, join, require_fit
+from agentrl.launch.supervisor import ChildFailed
 
 HERE = Machine("alpha", {"python": "3.11.7", "torch": "2.13.0"}, "llama", "run")
 HEAD = Head("run", "127.0.0.1", 1234, False, HERE)
@@ -103,6 +107,34 @@ def test_machines_meet_at_the_head(model: Path, run_dir: Path) -> None:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def test_two_machines_of_one_number_end_a_run_of_trainer_ranks(model: Path, run_dir: Path) -> None:
+    """A command copied to two machines: torch would have ranks twice, and wait."""
+    fleet = Fleet(recipe(model), model, run_dir, "secret", resume=False)
+    assert fleet.head is not None
+    visits = []
+    for host in ("beta", "gamma"):
+        write_json(run_dir / "processes" / "node-1.json", asdict(replace(HERE, host=host)))
+        visits.append(Visit("127.0.0.1", fleet.head.door, "secret", 1))
+    with pytest.raises(ChildFailed, match=r"two machines run with launch.node_rank=1, the later one is gamma"):
+        for _ in range(1000):
+            assert fleet.news() == []
+            time.sleep(0.01)
+    for visit in visits:
+        visit.leave()
+    fleet.close()
+
+
+def test_a_port_that_is_taken_is_told(model: Path, run_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"launch\.port"):  # the next two are used, too
+        load_recipe("arithmetic_grpo", ["trainer.nodes=2", "launch.head=h", "launch.port=65535", "launch.device=cpu"])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        own = recipe(model)
+        launch = own.launch.model_copy(update={"port": port})
+        with pytest.raises(MachineError, match=rf"launch.port={port} is taken on this machine"):
+            announce(own.model_copy(update={"launch": launch}), model, run_dir, resume=False)
 
 
 def test_a_machine_that_does_not_come_is_named_with_the_command(model: Path, run_dir: Path) -> None:
@@ -201,6 +233,15 @@ def test_a_number_that_the_run_does_not_have_is_refused(model: Path, run_dir: Pa
     write_json(run_dir / "processes" / HEAD_FILE, asdict(HEAD))
     with pytest.raises(MachineError, match=r"launch.node_rank=2: the head's run has trainer.nodes=2"):
         join(recipe(model, rank=2, nodes=3), run_dir, lambda _: model, lambda _: None)
+
+
+def test_a_head_that_nobody_knows_and_an_interface_that_is_not_there_are_told() -> None:
+    """On each machine, before anything starts: a name without an address ended in a traceback."""
+    for find in (own_address, collective_env):
+        with pytest.raises(MachineError, match=r"launch\.head=nobody\.invalid: .* finds no way to it"):
+            find("nobody.invalid")
+        with pytest.raises(MachineError, match=r"launch\.interface=eth99: .* it has .*lo"):
+            find("127.0.0.1", "eth99")
 
 
 def test_an_address_of_another_machine_is_no_head(model: Path, run_dir: Path) -> None:

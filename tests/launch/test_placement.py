@@ -1,9 +1,14 @@
 """Which machine of a run does what, and what cannot be placed."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
 
 from agentrl.config.errors import ConfigError, UserError
 from agentrl.config.load import load_recipe
@@ -203,6 +208,37 @@ def test_tls_files_that_cannot_be_used_are_refused_before_anything_starts(tmp_pa
     files = [f"launch.tls.certificate={tmp_path}/c.pem", f"launch.tls.key={tmp_path}/none.pem"]
     with pytest.raises(UserError, match=r"launch.tls.certificate=.*cannot be used"):
         check_names(recipe(*APART, *files))
+
+
+AT_A_TERMINAL = """
+import os, sys
+os.open(os.ttyname(0), os.O_RDWR)  # the terminal of this session, where OpenSSL would ask
+from agentrl.config.errors import UserError
+from agentrl.config.load import load_recipe
+from agentrl.launch.run_checks import check_tls
+try:
+    check_tls(load_recipe("arithmetic_grpo", sys.argv[1:]))
+except UserError as error:
+    sys.stderr.write(str(error))
+"""
+
+
+def test_a_private_key_with_a_pass_phrase_is_refused_without_a_question(tmp_path: Path) -> None:
+    """The run's other processes have no terminal to ask at."""
+    made = trustme.CA().issue_cert("127.0.0.1")
+    made.cert_chain_pems[0].write_to_path(str(tmp_path / "c.pem"))
+    plain = serialization.load_pem_private_key(made.private_key_pem.bytes(), None)
+    phrase = serialization.BestAvailableEncryption(b"phrase")
+    pem = plain.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, phrase)
+    (tmp_path / "k.pem").write_bytes(pem)
+    files = [f"launch.tls.certificate={tmp_path}/c.pem", f"launch.tls.key={tmp_path}/k.pem"]
+    ours, theirs = os.openpty()
+    os.write(ours, b"phrase\n")
+    command = [sys.executable, "-c", AT_A_TERMINAL, "launch.device=cpu", *APART, *files]
+    ended = subprocess.run(command, stdin=theirs, stderr=subprocess.PIPE, text=True, start_new_session=True, check=True)
+    for end in (ours, theirs):
+        os.close(end)
+    assert "launch.tls.key=" in ended.stderr and "cannot be used" in ended.stderr
 
 
 SERVER = ["inference.engine=sglang", "inference.python=/bin/true", "inference.tp=2"]

@@ -37,6 +37,10 @@ def test_each_node_has_the_gpus_of_its_ranks_and_servers() -> None:
     workers = ["rollout.nodes=1", "rollout.workers=9", "launch.ray_worker_resources={CPU: 9}", "launch.device=cuda"]
     assert wanted(recipe(*workers, "inference.nodes=1"), 2) == {"CPU": 9}
     assert wanted(recipe("launch.device=cpu", "launch.ray_resources={CPU: 8, trainer: 1}")) == {"CPU": 8, "trainer": 1}
+    few = "launch.ray_resources={GPU: 2}"
+    assert wanted(recipe("trainer.nproc=4", "launch.device=cuda", few), 1)["GPU"] == 4, "never fewer than it needs"
+    with pytest.raises(ConfigError, match=r"launch.ray_resources.CPU was -1 .* must be a number, at least 0"):
+        recipe("launch.device=cpu", "launch.ray_resources={CPU: -1}")
 
 
 def test_the_launchers_run_the_same_recipe_in_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,10 @@ SHOWN = [line.split("  #")[0].strip() for line in PAGE.splitlines() if line.star
 JOB = ("launch.type=slurm", "launch.device=cpu")
 
 
+ON_GPUS = ("launch.device=cuda", "inference.engine=sglang", "trainer.nodes=2", "trainer.nproc=8", "inference.nodes=1",
+           "inference.servers=2", "inference.tp=2", "rollout.batch_size=16")  # fmt: skip
+
+
 def recipe(folder: Path, *settings: str) -> Recipe:
     return load_recipe("arithmetic_grpo", [f"launch.run_dir={folder}", "name=mine", *JOB, *settings])
 
@@ -111,7 +115,7 @@ def test_modules_and_container_are_lines_of_the_script(tmp_path: Path, monkeypat
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     assert "\nmodule load cuda/12.8 gcc\n" in text
     assert f"'--container-image=reg/our image:1' --container-mounts={tmp_path}/runs:{tmp_path}/runs,{tmp_path}" in text
-    assert "python3 -m agentrl" in text, "the interpreter of the image"
+    assert "export agentrl_python=python3 " in text, "the interpreter of the image"
 
 
 def starts_of(folder: Path, monkeypatch: pytest.MonkeyPatch, starts: list[str]) -> None:
@@ -164,6 +168,63 @@ def test_the_script_starts_a_run_again_that_made_a_checkpoint(
     ended = subprocess.run(["bash"], input=text, text=True, env=env, capture_output=True, check=False)
     assert ended.returncode == code, ended.stderr
     assert len(list(tmp_path.glob("did-*"))) == count, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["launch.slurm.args=[--gres=gpu:4]"], r"has --gres=gpu:4, and node 0 \(trainer ranks\) needs 8 GPUs"),
+        (["launch.slurm.args=['--gres=tmp:5,gpu:a100:4']"], "needs 8 GPUs"),
+        (["launch.slurm.args=[--gres=gpu]"], "needs 8 GPUs"),
+        (["launch.slurm.args=[--gpus-per-node=h100:7]"], "needs 8 GPUs"),
+        (["launch.slurm.server_args=['--gres=gpu:2']"], r"server_args has .*node 2 \(servers\) needs 4 GPUs"),
+        (["launch.slurm.args=[--nodes=4]"], "has --nodes=4: the number of nodes follows from trainer.nodes"),
+        (["launch.slurm.args=[-N 4]"], "has -N 4: "),
+        (["launch.slurm.args=[-n16]"], "one task, the launcher"),
+        (["launch.slurm.args=[--array=1-3]"], "a job is one run"),
+    ],
+)
+def test_options_of_sbatch_that_contradict_the_run_are_refused(tmp_path: Path, settings: list[str], words: str) -> None:
+    with pytest.raises(SlurmError, match=words):
+        script(recipe(tmp_path, *ON_GPUS, *settings))
+
+
+def test_options_of_sbatch_that_suffice_are_taken(tmp_path: Path) -> None:
+    enough = ["launch.slurm.args=['--gres=gpu:8', --nodelist=n1, --network=x]", "launch.slurm.server_args=['-G 4']"]
+    assert "--nodelist=n1" in script(recipe(tmp_path, *ON_GPUS, *enough))
+    assert "-p x" in script(recipe(tmp_path, *ON_GPUS, "launch.slurm.args=[-p x]")), "Slurm knows the partition's GPUs"
+    same = ["launch.slurm.args=['--gpus-per-node=8']", "launch.slurm.server_args=['--gpus-per-node=4']"]
+    assert "--gpus-per-node=4" in script(recipe(tmp_path, *ON_GPUS, *same))
+
+
+@pytest.mark.parametrize(("restarts", "code"), [("0", 2), ("1", 0)])
+def test_the_good_end_of_an_earlier_job_is_not_this_ones(
+    tmp_path: Path, restarts: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume that is refused leaves the folder as it was, with the record of the run that ended well."""
+    starts_of(tmp_path, monkeypatch, ["code 2"])
+    run_dir = tmp_path / "runs" / "mine"
+    (run_dir / "checkpoints" / "step-000003").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step-000003" / "state.json").touch()
+    (run_dir / "owner.json").write_text('{"pid": 7, "code": 0}')
+    env = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_RESTART_COUNT": restarts}
+    text = script(recipe(tmp_path / "runs"))
+    ended = subprocess.run(["bash"], input=text, text=True, env=env, capture_output=True, check=False)
+    assert ended.returncode == code, ended.stderr
+
+
+def test_paths_with_spaces_reach_the_launchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "an environment"
+    python.write_text(f"#!/bin/bash\nprintf '%s\\n' \"$@\" > '{tmp_path}/given'\n")
+    python.chmod(stat.S_IRWXU)
+    monkeypatch.setattr("agentrl.launch.slurm.sys.executable", str(python))
+    fake(tmp_path, monkeypatch, 'bash -c "${@: -1}"', "srun")
+    (tmp_path / "bin" / "sinfo").symlink_to("/bin/true")
+    given = recipe(tmp_path / "my runs")
+    env = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_NODEID": "0"}
+    subprocess.run(["bash"], input=script(given), text=True, env=env, capture_output=True, check=False)
+    words = ["-m", "agentrl", "recipe", "run", str(recipe_file(given)), "launch.node_rank=0"]
+    assert (tmp_path / "given").read_text().splitlines() == words
 
 
 def test_the_job_runs_the_same_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,8 @@ def test_real_runs_are_warned_of_at_any_step_only_where_they_should(name: str, w
 def test_ranks_that_take_turns_in_being_slowest_are_no_finding() -> None:
     turns = [HEALTHY | {"ranks/slowest": float(step % 2), "ranks/slowdown": 2.0} for step in range(6)]
     assert diagnose(turns) == []
+    machine = [one | {"ranks/slow": 2.0} for one in turns]
+    assert "2 trainer ranks take 2.0 times as long" in diagnose(machine)[0].symptom
     once = [HEALTHY | {"ranks/slowest": 1.0, "ranks/slowdown": ratio} for ratio in (3.0, 3.0, 3.0, 1.2)]
     assert diagnose(once) == []
 

@@ -125,9 +125,25 @@ def test_on_one_cpu_all_processes_share_the_cores() -> None:
     assert layout_of(recipe).shared and layout_of(recipe).mesh.ranks == 1
     far = load_recipe("gsm8k_grpo", ["trainer.nproc=4", "launch.device=cuda", "inference.servers=2"], device="cuda")
     assert (layout_of(far).servers, layout_of(far).mesh.shards, layout_of(far).shared) == (2, 4, False)
+    sizes = ["inference.engine=sglang", "inference.tp=2", "inference.dp=3", "inference.servers=2"]
+    wide = load_recipe("gsm8k_grpo", [*sizes, "launch.device=cuda"], device="cuda")
+    assert (layout_of(wide).servers, layout_of(wide).server_cards) == (6, 2), "replicas share no matrix"
 
 
 def test_a_run_without_steps_is_refused(tmp_path: Path) -> None:
     folder = made_run(tmp_path, [])
     with pytest.raises(ConfigError, match="no step yet"):
         read_steps(folder)
+
+
+def test_a_run_without_episodes_is_explained_where_their_lengths_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_run(tmp_path / "mine", [STEP])
+    (tmp_path / "mine" / "episodes.jsonl").unlink()
+    told = ["--assume", "prompt=40", "--assume", "answer=20"]
+    data = json.loads(explained(capsys, str(tmp_path / "mine"), "--json", *told))
+    assert data["work"]["prompt"] == 40 and data["bottleneck"] == "generation"
+    with pytest.raises(SystemExit):
+        main(["plan", "--explain", str(tmp_path / "mine")])
+    assert "--assume prompt=..." in capsys.readouterr().err

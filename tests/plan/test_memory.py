@@ -1,7 +1,10 @@
 """Memory of a rank and a server, against published figures, the dry run and a model that was really updated."""
 
+import re
+
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.config.errors import ConfigError
 from agentrl.config.mesh import MeshConfig
@@ -173,8 +176,49 @@ def test_a_mesh_is_what_is_left_for_shards() -> None:
 def test_layers_are_freed_where_the_trainer_frees_them(model: str, mesh: Mesh, gigabytes: float) -> None:
     case = case_for(model)
     found = decided(mesh, case.recipe.trainer, case.decoder, gigabytes * GB)
-    parameters, ranks = round(case.decoder.parameters / mesh.tensor), mesh.shards * mesh.context
+    head = 128256 * 4096 * 2 if model == LLAMA_8B else 49152 * 576  # which tensor ranks do not split
+    parameters = round((case.decoder.parameters - head) / mesh.tensor) + head
+    ranks = mesh.shards * mesh.context
     assert found.reshard == free_layers.decide(parameters, ranks, gigabytes * GB, 2).frees
+
+
+@pytest.mark.parametrize("name", [LLAMA_8B, "Qwen/Qwen3-4B"])
+def test_a_tensor_rank_holds_what_transformers_plan_leaves_it(name: str) -> None:
+    """Parameters of a rank counted one by one: by the model's own plan, with embedding and head whole, as we split."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**PUBLISHED[name]))
+    plan = {**model.tp_plan, "model.embed_tokens": "replicate", "lm_head": "replicate"}
+    counts = {"split": 0, "whole": 0}
+    for full, parameter in model.named_parameters():
+        kind = plan.get(re.sub(r"\.\d+\.", ".*.", full.rpartition(".")[0]), "replicate")
+        counts["split" if kind in ("colwise", "rowwise") else "whole"] += parameter.numel()
+    sizes = case_for(name).decoder
+    assert counts["whole"] == pytest.approx(sizes.embeddings, rel=1e-3), "norms are whole too, and small"
+    for mesh in (Mesh(tensor=8), Mesh(shards=2, tensor=4, context=2)):
+        assert mesh.whole(sizes) == pytest.approx(counts["split"] / mesh.tensor + counts["whole"], rel=1e-3)
+        own = (counts["split"] / mesh.tensor + counts["whole"]) / mesh.sharing
+        items = trainer_memory(case_for(name).recipe, sizes, mesh, case_for(name).known)
+        assert named(items, "moments") == pytest.approx(8 * own, rel=1e-3)
+
+
+def test_tensor_ranks_do_not_share_hidden_states() -> None:
+    """Llama 3.1 8B, a layer: 4 hidden states; queries, keys, values and result; gate, up, activated gate, product."""
+    case = case_for(LLAMA_8B, "trainer.gradient_checkpointing=false")
+    split = 2 * (32 + 8) * 128 + 4 * 14336
+    kept = 32 * (4 * 4096 + split / 8)
+    assert activation_bytes(case.recipe, case.decoder, Mesh(tensor=8)) == 2 * kept
+    again = case_for(LLAMA_8B, "trainer.gradient_checkpointing=true")
+    assert activation_bytes(again.recipe, again.decoder, Mesh(tensor=8)) == 2 * (32 * 4096 + kept / 32)
+
+
+def test_experts_that_ranks_share_are_not_freed() -> None:
+    case = case_for("Qwen/Qwen3-30B-A3B")
+    mesh = Mesh(shards=8, expert=4, reshard=True)
+    items = trainer_memory(case.recipe, case.decoder, mesh, case.known)
+    every = case.decoder.expert_parameters
+    assert named(items, "not freed") == 2 * every / 4
+    layers = case.decoder.parameters - every - 2 * case.decoder.head
+    assert named(items, "two layers") == pytest.approx(2 * (2 * layers / 48 + 2 * case.decoder.head))
 
 
 def test_experts_that_ranks_share_are_not_gathered() -> None:

@@ -86,6 +86,16 @@ def test_the_mesh_is_that_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> N
     assert experts["best"]["mesh"]["expert"] == 4
 
 
+def test_servers_have_the_cards_that_the_recipe_gives_them(capsys: pytest.CaptureFixture[str]) -> None:
+    model = "model.name=Qwen/Qwen3-8B"
+    assert data(capsys, model)["best"]["server_gpus"] == 1, "the fewest that hold the weights"
+    assert data(capsys, model, "inference.tp=4")["best"]["server_gpus"] == 4
+    assert data(capsys, model, "inference.dp=2")["best"]["server_gpus"] == 1, "replicas share no matrix"
+    assert data(capsys, model, "inference.tp=4", "--server-gpus", "2")["best"]["server_gpus"] == 2
+    found = data(capsys, model, "allocation=sglang.d4t2+fsdp.d8t2", "trainer.replicas=2")
+    assert found["gpus"] == 4 * 2 + 8 * 2 and found["best"]["server_gpus"] == found["best"]["mesh"]["tensor"] == 2
+
+
 def test_an_adapter_is_offered_where_a_single_card_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
     found = data(capsys, "--gpus", "2", "--gpu", "4090", "model.name=Qwen/Qwen2.5-1.5B-Instruct")
     assert any("trainer.lora_rank=32" in line and line.endswith("fits") for line in found["change"])
@@ -104,7 +114,14 @@ def test_one_card_takes_turns(capsys: pytest.CaptureFixture[str]) -> None:
         (["gsm8k_grpo", "--assume", "mfu"], "want NAME=NUMBER"),
         (["gsm8k_grpo", "--assume", "mfu=fast"], "want NAME=NUMBER"),
         (["gsm8k_grpo", "--assume", "mfu=-1"], "not negative"),
-        (["gsm8k_grpo", "--gpus", "16", "--server-gpus", "16"], "no split of 16 cards"),
+        (["gsm8k_grpo", "--assume", "mfu=0"], "divides by it"),
+        (["gsm8k_grpo", "--assume", "network_gbs=0"], "divides by it"),
+        (["gsm8k_grpo", "--assume", "answer=inf"], "finite"),
+        (["gsm8k_grpo", "--assume", "mfu=40"], "a share, at most 1"),
+        (["gsm8k_grpo", "--assume", "gpus_per_machine=0.5"], "a whole number"),
+        (["gsm8k_grpo", "--gpus", "4", "--server-gpus", "4"], "no split of 4 cards"),
+        (["gsm8k_grpo", "--gpus", "9", "--server-gpus", "3"], "12 attention heads and 2 key heads"),
+        (["gsm8k_grpo", "inference.tp=8"], "inference.tp=8: a server's cards share"),
         (["gsm8k_grpo", "--gpus", "16", "trainer.tensor_parallel=3"], "no split of 16 cards"),
         (["gsm8k_grpo", "--gpus", "9", "trainer.tensor_parallel=3"], "num_key_value_heads=2"),
         (["gsm8k_grpo", "--gpus", "9", "trainer.expert_parallel=2"], "the model has no experts"),

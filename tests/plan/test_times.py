@@ -49,8 +49,8 @@ def test_the_work_of_a_step_is_counted_by_hand() -> None:
     assert work.sampled == 12 * 20
     assert work.computed == 40 + 1.5 * (60 + 4 * 20)
     assert work.predicted == 6 * 20
-    pairs = [100 * 100 / 2 + 2 * (10 * 100 + 50) + 2 * (30 * 100 + 450)]
-    assert work.pairs == pytest.approx(1.5 * pairs[0])
+    own = (100 * 100 - 40 * 40) / 2 + 2 * (10 * 100 + 50) + 2 * (30 * 100 + 450)
+    assert work.pairs == pytest.approx(40 * 40 / 2 + 1.5 * own), "what all prompts begin with is computed once"
     assert work.context == pytest.approx(100 + (100 + 900) / 2 / 20 / 2)
 
 
@@ -127,9 +127,39 @@ def test_a_push_is_gathered_sent_and_loaded() -> None:
     assert push_seconds(case, far) == pytest.approx(nbytes * 7 / 8 / 450e9 + nbytes / 50e9 + nbytes / 64e9)
 
 
-def test_the_optimizer_moves_36_bytes_a_parameter() -> None:
+def test_the_optimizer_moves_40_bytes_a_parameter() -> None:
+    """The norm reads the gradient, clipping reads and writes it; AdamW reads all four values, and writes three."""
     case = case_for(LLAMA_8B, mbu=1)
-    assert optimizer_seconds(case, Mesh(shards=8)) == pytest.approx(36 * case.decoder.parameters / 8 / 3350e9)
+    by_hand = 4 + 8 + 4 * 4 + 3 * 4
+    assert optimizer_seconds(case, Mesh(shards=8)) == pytest.approx(by_hand * case.decoder.parameters / 8 / 3350e9)
+
+
+def test_each_tensor_rank_computes_the_head_of_all_its_tokens() -> None:
+    case = case_for(LLAMA_8B, "trainer.gradient_checkpointing=false", mfu=0.5)
+    more = compute_seconds(case, Mesh(tensor=8)) - compute_seconds(case, Mesh(shards=8))
+    head = 6 * 128256 * 4096 * case.work.predicted
+    assert more == pytest.approx(7 * head / (8 * 989e12 * 0.5))
+
+
+def test_what_ranks_exchange_besides_parameters_is_counted_by_hand() -> None:
+    plain, again = (
+        case_for(LLAMA_8B, f"trainer.gradient_checkpointing={on}", link_share=1, gpus_per_machine=64)
+        for on in ("false", "true")
+    )
+    tokens, hidden = plain.work.computed, 4096
+    for case, passes in ((plain, 2), (again, 3)):  # forward, backward, and forward again
+        sums = 2 * passes * 32 * tokens * hidden * 2  # attention's and the MLP's result of each layer, in bfloat16
+        assert exchange_seconds(case, Mesh(tensor=4)) == pytest.approx(2 * 3 / 4 * sums / 450e9)
+        keys = passes * 2 * 32 * 8 * 128 * 2 * tokens
+        sharded = exchange_seconds(case, Mesh(shards=4))  # of the same group of ranks
+        shared = exchange_seconds(case, Mesh(shards=1, context=4))
+        assert shared - sharded == pytest.approx(3 / 4 * keys / 450e9)
+    copies = exchange_seconds(plain, Mesh(replicas=2)), exchange_seconds(plain, Mesh(replicas=2, shards=64))
+    assert copies[0] == pytest.approx(4 * plain.decoder.parameters / 450e9), "within a machine its links carry them"
+    far = copies[1] - exchange_seconds(plain, Mesh(shards=64))
+    assert far == pytest.approx(4 * plain.decoder.parameters / 64 / 50e9)
+    adapter = case_for(LLAMA_8B, "trainer.lora_rank=16")
+    assert exchange_seconds(adapter, Mesh(replicas=2)) == 0, "whole weights have no gradients"
 
 
 def test_prompts_are_computed_once_on_each_server_that_a_group_reaches() -> None:

@@ -44,6 +44,7 @@ MESHES: dict[str, tuple[int, Names]] = {
     "2": (2, {}),
     "zero3": (2, {"reshard_after_forward": True}),
     "hsdp": (4, {"replicas": 2}),
+    "hsdp_zero3": (4, {"replicas": 2, "reshard_after_forward": True}),
     "tp": (2, {"tensor_parallel": 2}),
     "fsdp_tp": (4, {"tensor_parallel": 2}),
     "cp": (2, {"context_parallel": 2}),

@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.free_layers import choose, decide
 from agentrl.train.mesh import RankMesh
+from agentrl.train.policy import accumulate, shard
 
 GB = 10**9
 
@@ -33,3 +37,36 @@ def test_what_the_recipe_says_is_done(asked: bool, mesh: object) -> None:
     config = TrainerConfig(reshard_after_forward=asked)
     choice = choose(config, [torch.empty(10**15, device="meta")], RankMesh.of_world(device), device)
     assert choice.frees is asked and choice.said == f"trainer.reshard_after_forward={str(asked).lower()}"
+
+
+class Layered(nn.Module):
+    """What is sharded of a policy: a model that names its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+        self.model._no_split_modules = {"Linear"}  # type: ignore[assignment]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs)
+
+
+def test_copies_with_freed_layers_sum_their_gradients_once_an_update(
+    mesh: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards are reduced in each micro-batch, the network between copies carries them once."""
+    torch.manual_seed(0)
+    policy, inputs = Layered(), torch.randn(3, 2, 3)
+    plain = [parameter.detach().clone() for parameter in policy.parameters()]
+    shard(policy, init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "fsdp")), torch.float32,
+          free_layers=True)  # fmt: skip
+    summed, own = [], dist.all_reduce
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, *args, **how: summed.append(own(tensor, *args, **how)))
+    for number, one in enumerate(inputs):
+        accumulate(policy, last=number == 2)
+        policy(one).square().sum().backward()
+    assert len(summed) == 2, "once for each layer"
+    weights = [weight.requires_grad_() for weight in plain]
+    (inputs @ weights[0].T @ weights[1].T).square().sum().backward()
+    for found, weight in zip(policy.parameters(), weights, strict=True):
+        assert torch.allclose(found.grad.full_tensor(), weight.grad, rtol=1e-5)  # type: ignore[union-attr]

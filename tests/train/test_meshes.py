@@ -17,7 +17,7 @@ from tests.train.meshes import KINDS, MESHES
 
 TOLERANCE = 1e-5
 OF_THE_PLAN = {"train/microbatches", "train/rows_tokens"}  # how rows are divided, which a mesh may change
-QUICK = ("llama:hsdp", "llama:fsdp_tp", "sequences:cp", "llama:fsdp_tp->cp", "moe:tp->1")
+QUICK = ("llama:hsdp_zero3", "llama:fsdp_tp", "sequences:cp", "llama:fsdp_tp->cp", "moe:tp->1")
 
 
 def train(folder: Path, names: Sequence[str]) -> Path:
@@ -71,7 +71,7 @@ def test_every_kind_of_training_is_the_same_on_every_mesh_that_it_runs_on(kind: 
 
 @pytest.mark.long
 def test_a_checkpoint_of_any_mesh_goes_on_on_any_other(tmp_path: Path) -> None:
-    meshes = [mesh for mesh in MESHES if runs_on("llama", mesh)]
+    meshes = [mesh for mesh in MESHES if runs_on("llama", mesh) and mesh != "hsdp_zero3"]  # saved as hsdp is
     names = [f"llama:{first}->{second}" for first, second in itertools.product(meshes, meshes)]
     train(tmp_path, names)
     for name in names:

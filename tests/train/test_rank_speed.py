@@ -40,7 +40,7 @@ def test_a_rank_is_named_once_after_several_steps_in_a_row(
     ranks = Ranks(monkeypatch, [1.0, 1.0, 2.5, 1.0])
     speed = RankSpeed(CPU, lambda: ranks.times[0])
     for _ in range(IN_A_ROW - 1):
-        assert speed.measure() == {"ranks/slowest": 2.0, "ranks/slowdown": 2.5}
+        assert speed.measure() == {"ranks/slowest": 2.0, "ranks/slowdown": 2.5, "ranks/slow": 0.0}
     ranks.times = [1.0, 1.0, 1.1, 1.0]  # a moment's load is over
     speed.measure()
     assert capsys.readouterr().out == ""
@@ -49,6 +49,21 @@ def test_a_rank_is_named_once_after_several_steps_in_a_row(
         speed.measure()
     said = capsys.readouterr().out
     assert said.count("trainer rank 2 on host-2 takes 2.5 times as long") == 1
+
+
+def test_all_slow_ranks_of_a_machine_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which of them is the slowest changes from step to step."""
+    ranks = Ranks(monkeypatch, [])
+    speed = RankSpeed(CPU, lambda: ranks.times[0])
+    found: dict[str, float] = {}
+    for step in range(IN_A_ROW):
+        ranks.times = [1.0, 1.0, 2.0 + step % 2, 3.0 - step % 2]
+        found = speed.measure()
+    assert found["ranks/slow"] == 2
+    said = capsys.readouterr().out
+    assert [f"rank {rank} on" in said for rank in range(4)] == [False, False, True, True]
 
 
 def test_one_rank_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
