@@ -13,12 +13,14 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.mesh import RankMesh
 from agentrl.weights.gather import own_part
 
 SHARE = 0.5  # of the free memory that kept weights and gradients may take; the rest is for activations and logits
+SHARDED_EXPERTS = "efsdp"  # transformers' name of the ranks that shard the same experts
 STATE = 16  # bytes of a parameter's shard: itself, its gradient, two moments, all float32
 
 
@@ -40,15 +42,33 @@ def choose(config: TrainerConfig, parameters: Iterable[Tensor], mesh: RankMesh, 
     asked = config.reshard_after_forward
     if asked != "auto":
         return Choice(asked, f"trainer.reshard_after_forward={str(asked).lower()}")
-    counts = [own_part(one).numel() for one in parameters]  # with tensor parallelism, of this rank's matrices
+    ranks = mesh.shape.shards * mesh.shape.context
+    whole, own = counted(parameters, ranks)
     free = torch.tensor(float(free_memory(device)))
     if mesh.shape.size > 1:
         dist.all_reduce(free, dist.ReduceOp.MIN)
-    ranks = mesh.shape.shards * mesh.shape.context
-    return decide(sum(counts), ranks, free.item(), 2 if config.dtype == "bfloat16" else 4)
+    return decide(whole, ranks, free.item(), 2 if config.dtype == "bfloat16" else 4, own)
 
 
-def decide(parameters: int, ranks: int, free: float, width: int) -> Choice:
+def counted(parameters: Iterable[Tensor], ranks: int) -> tuple[int, float]:
+    """Counts what a rank computes with, and what it keeps of that.
+
+    Args:
+        parameters: Parameters that are not sharded by FSDP yet, except experts that ranks share: these are already.
+        ranks: Ranks that will shard them.
+    """
+    whole, own = 0, 0.0
+    for one in parameters:
+        count = own_part(one).numel()  # with tensor parallelism, of this rank's matrices
+        names = one.device_mesh.mesh_dim_names if isinstance(one, DTensor) else None
+        if names is not None and SHARDED_EXPERTS in names:
+            whole, own = whole + count * one.device_mesh[SHARDED_EXPERTS].size(), own + count
+        else:
+            whole, own = whole + count, own + count / ranks
+    return whole, own
+
+
+def decide(parameters: int, ranks: int, free: float, width: int, own: float | None = None) -> Choice:
     """Decides from numbers.
 
     Args:
@@ -56,8 +76,9 @@ def decide(parameters: int, ranks: int, free: float, width: int) -> Choice:
         ranks: Ranks that shard them.
         free: Free bytes of the rank that has least, before anything is loaded.
         width: Bytes of a parameter in the compute dtype.
+        own: Parameters of which a rank keeps the states; by default its share of all.
     """
-    kept, state = (width + 4) * parameters, STATE * parameters / ranks
+    kept, state = (width + 4) * parameters, STATE * (parameters / ranks if own is None else own)
     fits = ranks == 1 or state + kept <= SHARE * free
     said = (
         f"trainer.reshard_after_forward=auto: {str(not fits).lower()}; whole weights and gradients take "

@@ -1,8 +1,14 @@
 """The choice of ZeRO-3 by what fits."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -10,6 +16,7 @@ from agentrl.config.recipe import TrainerConfig
 from agentrl.train.free_layers import choose, decide
 from agentrl.train.mesh import RankMesh
 from agentrl.train.policy import accumulate, shard
+from tests.end_to_end import ROOT
 
 GB = 10**9
 
@@ -37,6 +44,20 @@ def test_what_the_recipe_says_is_done(asked: bool, mesh: object) -> None:
     config = TrainerConfig(reshard_after_forward=asked)
     choice = choose(config, [torch.empty(10**15, device="meta")], RankMesh.of_world(device), device)
     assert choice.frees is asked and choice.said == f"trainer.reshard_after_forward={str(asked).lower()}"
+
+
+@pytest.mark.parametrize(("expert", "replicas"), [(2, 1), (2, 2)])
+def test_experts_that_ranks_share_count_as_they_lie(expert: int, replicas: int, tmp_path: Path) -> None:
+    """An expert is on fewer ranks than the rest; of the four ranks, ``expert`` hold different ones."""
+    command = [sys.executable, "-m", "tests.train.shared_experts", str(tmp_path), str(expert), str(replicas)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    whole, own = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
+    sizes = {name: tensor.numel() for name, tensor in load_file(tmp_path / "moe" / "model.safetensors").items()}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    others = sum(sizes.values()) - experts
+    assert whole == others + experts / expert
+    assert own == others / (4 // replicas) + experts / (4 // replicas)
 
 
 class Layered(nn.Module):
