@@ -60,8 +60,7 @@ def counted(parameters: Iterable[Tensor], ranks: int) -> tuple[int, float]:
     whole, own = 0, 0.0
     for one in parameters:
         count = own_part(one).numel()  # with tensor parallelism, of this rank's matrices
-        names = one.device_mesh.mesh_dim_names if isinstance(one, DTensor) else None
-        if names is not None and SHARDED_EXPERTS in names:
+        if isinstance(one, DTensor) and SHARDED_EXPERTS in (one.device_mesh.mesh_dim_names or ()):
             whole, own = whole + count * one.device_mesh[SHARDED_EXPERTS].size(), own + count
         else:
             whole, own = whole + count, own + count / ranks
