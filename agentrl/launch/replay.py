@@ -6,7 +6,6 @@ asks others for, beside the policy, is asked again. Nothing in the run's folder 
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from agentrl.data.models import resolve_model
 from agentrl.inference.replayed import PromptDifference, ReplayClient
 from agentrl.inference.traffic import FILE, read_traffic
 from agentrl.launch.bounded_run import bounded_run
+from agentrl.observe.sinks import METRICS_FILE, read_metrics
 from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.age_bound import AgeBound
 from agentrl.rollout.assemble import make_settings, make_workflow
@@ -115,6 +115,8 @@ class Replay:
             raise UserError(f"{run_dir} has no episodes.jsonl: a run is replayed with logging.episodes=true")
         self.model = resolve_model(self.recipe.model.name).path
         self.template, self._settings, _ = make_settings(self.recipe, self.model)
+        metrics = run_dir / METRICS_FILE
+        self._recorded_metrics = read_metrics(metrics) if metrics.is_file() else []
 
     def steps(self) -> list[int]:
         """Returns the steps that can be replayed, as ``metrics.jsonl`` counts them."""
@@ -164,8 +166,7 @@ class Replay:
         return replace(replayed, update={name: (known[name], found[name]) for name in names})
 
     def _metrics(self, step: int) -> dict[str, float]:
-        lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
-        return next((one for line in lines[::-1] if (one := json.loads(line))["step"] == step), {})
+        return next((one for one in self._recorded_metrics if one["step"] == step), {})
 
     def _recorded(self, draws: Sequence[int]) -> list[Episode]:
         """Returns the latest records of some groups' episodes, by group and index."""

@@ -36,6 +36,17 @@ def test_records_of_one_step_are_read_as_one_and_later_values_win(tmp_path: Path
     assert (record["a"], record["b"]) == (2.0, 1.0)
 
 
+def test_a_damaged_line_costs_no_other(tmp_path: Path):
+    """A power failure leaves zeros where a line was to be."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step":1,"time":0,"a":1}\n\0\0\0\n{"step":null}\n[3]\n{"step":2,"time":0,"a":2}\n')
+    assert [record["a"] for record in read_metrics(file)] == [1, 2]
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    assert writer.void_after(1)
+    writer.close()
+    assert file.read_bytes() == b'{"step":1,"time":0,"a":1}\n'
+
+
 def test_resuming_voids_later_steps(tmp_path: Path):
     writer = MetricsWriter(tmp_path, tensorboard=False)
     for step in range(1, 6):
