@@ -49,8 +49,8 @@ class TaskStream:
         self._next = 0
         self._again: list[int] = []
         self._open: set[int] = set()
-        self._orders: dict[int, list[int]] = {}
-        self._by_id = {task.id: task for task in tasks}
+        self._orders: dict[int, Sequence[int]] = {}
+        self._by_id = {} if curriculum is None else {task.id: task for task in tasks}
         self._chosen: dict[int, str] = {}  # task ids of the unsettled draws of a curriculum
 
     def __len__(self) -> int:
@@ -100,9 +100,9 @@ class TaskStream:
             return self._by_id[self._chosen[number]]
         epoch, position = divmod(number, len(self._tasks))
         if epoch not in self._orders:
-            order = list(range(len(self._tasks)))
+            order: Sequence[int] = range(len(self._tasks))
             if self._shuffle:
-                random.Random(f"{self._seed}/{epoch}").shuffle(order)
+                random.Random(f"{self._seed}/{epoch}").shuffle(order := list(order))
             self._orders = {epoch: order} | {e: o for e, o in self._orders.items() if e >= epoch - 1}
         return self._tasks[self._orders[epoch][position]]
 
