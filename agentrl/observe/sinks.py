@@ -93,8 +93,12 @@ class MetricsWriter:
         return (step if asked is None else asked) in steps
 
     def close(self) -> None:
-        """Flush and close the files; may be called twice."""
-        self._file.close()
+        """Flush and close the files; may be called twice. What a full disk refused is written if there is room now."""
+        if not self._file.closed:
+            self._put([])
+            if self._waiting:
+                log.error("%s lacks its last %d bytes, for which the disk had no room", self._path, len(self._waiting))
+            self._file.close()
         if self._events is not None:
             events, self._events = self._events, None
             events.close()

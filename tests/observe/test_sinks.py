@@ -108,6 +108,19 @@ def test_records_that_a_full_disk_refuses_are_written_when_there_is_room(tmp_pat
     assert ["cannot be written now" in record.message for record in caplog.records] == [True]
 
 
+@pytest.mark.parametrize("room", [1000, 0])
+def test_records_that_wait_for_room_at_the_end_are_written_or_their_loss_is_said(tmp_path: Path, caplog, room: int):
+    writer = MetricsWriter(tmp_path, tensorboard=False, clock=lambda: 1.0)
+    disk = FullDisk(writer._file)
+    writer._file = disk
+    writer.write(1, {"a": 1.0})
+    disk.room = room
+    writer.close()
+    writer.close()
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == bool(room)
+    assert caplog.text.count("lacks its last") == (not room)
+
+
 def test_a_damaged_line_of_a_followed_file_is_left_out(tmp_path: Path, caplog) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"st\x00\n[3]\n{"step": 2}\n{"st')
