@@ -157,9 +157,13 @@ class Replay:
         known = self._metrics(step)
         if "train/learning_rate" not in known:
             return replace(replayed, why_no_update=f"metrics.jsonl has no learning rate of step {step}")
+        columns = self._batch(replayed.episodes, "now", step)
+        trained = known.get("rollout/episodes", len(columns.episodes))
+        if len(columns.episodes) != trained:  # a full disk leaves lines out of episodes.jsonl
+            why = f"{len(columns.episodes)} of the {trained:.0f} episodes that the run trained are there"
+            return replace(replayed, why_no_update=why)
         from agentrl.train.replay_update import replay_update  # torch.distributed
 
-        columns = self._batch(replayed.episodes, "now", step)
         rate, oldest = known["train/learning_rate"], self._oldest(step)
         found = replay_update(self.recipe, self.model, checkpoint, step - 1, columns, rate, oldest)
         names = [name for name in sorted(found) if name in known and _compares(name)]

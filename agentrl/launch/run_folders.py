@@ -162,13 +162,18 @@ def check_journal(run: RunInfo) -> Proof:
     """Proves from a run's journal that each draw was trained once.
 
     Raises:
-        Violation: It was not; also if a draw of a finished run has no end.
+        Violation: It was not; also if a draw of a finished run has no end, or the journal ends before a checkpoint.
         JournalError: The journal is damaged.
         UserError: The run has no journal.
     """
     if not (run.folder / JOURNAL).is_file():
         raise UserError(f"run {run.name!r} has no {JOURNAL}: no group of it was admitted")
     proof = prove(run.folder)
+    if run.checkpoint is not None and (proof.checkpoint is None or proof.checkpoint < run.checkpoint):
+        raise Violation(
+            f"the journal ends after {proof.steps} trained steps, and there is a checkpoint after step "
+            f"{run.checkpoint}: its last lines are lost"
+        )
     if run.state == "finished" and proof.running:
         line, _ = proof.admitted[proof.running[0]]
         raise Violation(f"draw {proof.running[0]}, admitted in line {line}, never ended, and the run is finished")

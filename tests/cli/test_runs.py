@@ -120,6 +120,14 @@ def test_the_journal_of_a_run_is_checked(tmp_path: Path, capsys: Any) -> None:
     assert said["violation"] == "line 9: draw 1 ended as trained; line 4 says trained already"
 
 
+def test_a_journal_whose_last_lines_are_lost_proves_nothing(tmp_path: Path, capsys: Any) -> None:
+    """Checksums alone do not tell: what is left is whole, and a copy that was made too early is, too."""
+    journal = make_run(tmp_path, "x") / "journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-3]))
+    assert run("runs", "check", "x", "--run-dir", str(tmp_path)) == 1
+    assert "ends after 2 trained steps, and there is a checkpoint after step 3" in capsys.readouterr().out
+
+
 def test_a_run_is_resumed_with_its_own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path, "x", "trainer.learning_rate=0.125").rename(tmp_path / "y")
     given: list[Any] = []
