@@ -164,6 +164,14 @@ def test_an_owed_draw_is_the_same_task_and_its_solve_rate_does_not_count_twice()
         plain.restore(stream.state())
 
 
+def test_a_task_that_retires_in_the_middle_of_a_pass_is_not_drawn_from_its_rest() -> None:
+    """Its group of the pass before ended late, and its next draw was planned already."""
+    curriculum = Curriculum(TASKS[:3], CurriculumConfig(retire_at=1.0, retire_after=1), seed=0, shuffle=False)
+    assert drawn(curriculum, 4) == ["t0", "t1", "t2", "t0"]
+    curriculum.observe(1, "t1", 1.0)
+    assert drawn(curriculum, 4) == ["t2", "t0", "t2", "t0"]
+
+
 def test_the_curriculum_sees_the_outcome_of_every_group_whether_it_is_trained_or_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
