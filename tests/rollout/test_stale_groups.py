@@ -106,6 +106,43 @@ async def test_the_young_members_of_a_group_that_is_too_small_are_cancelled_with
     await world.close()
 
 
+async def test_an_answer_that_was_asked_for_just_before_a_push_is_of_the_old_version(tmp_path: Path) -> None:
+    """It is cancelled with the first step that cannot train it, not one step later."""
+    world = World(tmp_path, *SMALL, eventful=False)
+    late, later = (stream_seed(world.recipe.seed, 1, index) for index in range(2))
+    world.slow = {late, later}
+    world.gates = {seed: asyncio.Event() for seed in world.slow}
+    world.controller.start()
+    await world.settle()
+    await world.act("newest", 0)
+    await world.act("batch", 0)
+    world.gates[late].set()  # after the step's own look at the ages, and before its push
+    await world.settle()
+    assert world.asked[-1] == 0
+    await world.act("publish", 0)
+    world.gates[later].set()
+    await world.settle()
+    await world.act("newest", 0)
+    await world.act("batch", 0)
+    assert [(one["group_id"], one["index"]) for one in world.stale_episodes()] == [("g1", 0), ("g1", 1)]
+    await world.close()
+
+
+async def test_an_episode_that_waited_for_a_place_has_the_version_of_its_begin(tmp_path: Path) -> None:
+    world = World(tmp_path, *SMALL, "rollout.max_concurrent=1", eventful=False)
+    world.controller.start()
+    await world.settle()
+    for _ in range(2):
+        await world.act("newest", 0)
+    await world.act("batch", 0)
+    await world.act("publish", 0)
+    for _ in range(2):
+        await world.act("newest", 0)
+    assert world.asked[:4] == [0, 0, 0, 1]
+    assert [one["version"] for one in world.episodes() if one["group_id"] == "g1"] == [0, 1]
+    await world.close()
+
+
 async def test_a_finished_member_that_grew_too_old_before_its_group_ended_is_left_out_once(tmp_path: Path) -> None:
     world = World(tmp_path, "rollout.batch_size=1", "rollout.group_size=3", "rollout.max_staleness=1", eventful=False)
     late = [stream_seed(world.recipe.seed, 0, index) for index in (1, 2)]
