@@ -333,6 +333,25 @@ async def test_a_resumed_run_has_the_bound_from_its_first_step(tmp_path: Path) -
     await second.close()
 
 
+async def test_a_finished_group_of_a_checkpoint_takes_a_place_within_the_bound(tmp_path: Path) -> None:
+    """Else a resumed run would start one group more than the staleness gate allows for each that waits."""
+    first = World(tmp_path, *SMALL, eventful=False)
+    first.controller.start()
+    await first.settle()
+    await first.act("newest", 0)
+    await first.act("batch", 0)
+    await first.act("publish", 0)
+    state = await first.controller.checkpoint()
+    await first.close()
+    second = World(tmp_path, *SMALL, eventful=False)
+    await second.resume(1, state)
+    gate = second.controller.gate
+    assert len(second.controller._buffer) == 1 and (gate.accepted, gate.running) == (2, 1)
+    await second.drain()
+    assert sorted(one["draw"] for one in valid_outcomes(tmp_path) if one["outcome"] == "trained") == list(range(8))
+    await second.close()
+
+
 async def test_auto_changes_the_bound_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
