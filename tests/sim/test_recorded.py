@@ -167,6 +167,15 @@ def test_the_prediction_of_a_run_is_held_against_its_own_steps(
     assert {one["max_staleness"] for one in found["tried"]} >= {0, 1}
 
 
+def test_what_a_step_waited_for_an_evaluation_is_no_part_of_it(folder: Path) -> None:
+    """The simulation plays no evaluation, so the truth that it is held against has none."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    waited = [one | {"time/step": one["time/step"] + 90.0, "time/wait_evaluation": 90.0} for one in lines[1:]]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in waited))
+    found = read_run(folder)
+    assert found.step_seconds == 8.0 and found.devices.step_seconds == pytest.approx(0.75)
+
+
 def test_episodes_that_did_not_end_well_are_left_out_and_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = Journal(folder, episodes=True)
     for index in (2, 3):
