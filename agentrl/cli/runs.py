@@ -116,14 +116,16 @@ def diff(first: Run, second: Run, run_dir: RunDir = RUNS, as_json: AsJson = Fals
     one, other = find_run(first, run_dir), find_run(second, run_dir)
     settings = settings_that_differ(one, other)
     values = last_metrics(one), last_metrics(other)
-    names = [name for name in dict.fromkeys([*values[0], *values[1]]) if values[0].get(name) != values[1].get(name)]
-    metrics = {name: (values[0].get(name), values[1].get(name)) for name in sorted(names)}
+    known = sorted({*values[0], *values[1]})
+    pairs = {name: (values[0].get(name), values[1].get(name)) for name in known}
+    metrics = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     if as_json:
         return typer.echo(json.dumps({"settings": settings, "metrics": metrics}))
     if not settings and not metrics:
         return typer.echo("no setting and no metric differs")
     table = Table(box=None, pad_edge=False)
-    for head in ("setting or metric", one.name, other.name):
+    names = (one.name, other.name) if one.name != other.name else (str(one), str(other))
+    for head in ("setting or metric", *names):
         table.add_column(head, overflow="fold")
     for key, both in {**settings, **metrics}.items():
         table.add_row(key, *map(_shown, both))

@@ -70,7 +70,7 @@ def sim(
     log.setLevel(logging.ERROR)
     recipe = load_recipe(name, overrides or (), str(config) if config is not None else None)
     collect_rarely(recipe.rollout.max_concurrent)  # as the controller of a run
-    head, data = [], {}
+    head, data = [], dict[str, Any]()
     if run is not None:
         from agentrl.sim.recorded import read_run
 
@@ -79,7 +79,8 @@ def sim(
         bound = asked_bound(records.recipe)
         predicted = own.run(records.devices.inference, records.devices.training, bound)
         head = truth_lines(records, predicted)
-        data = {"run_step_seconds": records.step_seconds, "run_predicted_seconds": predicted.step_seconds}
+        data |= {"run_step_seconds": records.step_seconds, "run_predicted_seconds": predicted.step_seconds}
+        data["run_left_out"] = records.left_out
         devices, shapes, source = records.devices, records.shapes, f"as in {run}"
     else:
         speed = Speed(token_ms / 1e3, sequence_ms / 1e3)
@@ -149,6 +150,6 @@ def _given(place: Path) -> "tuple[Shapes, str]":
         raise ConfigError(f"--lengths {place}: no such file, and no run of this name")
     found: list[Any] = place.read_text(encoding="utf-8").split()
     try:
-        return Lengths([round(float(one)) for one in found]), f"as in {place}"
+        return Lengths([float(one) for one in found]), f"as in {place}"
     except ValueError as error:
-        raise ConfigError(f"--lengths {place}: want one number on each line: {error}") from error
+        raise ConfigError(f"--lengths {place}: want one number of tokens on each line: {error}") from error

@@ -121,6 +121,11 @@ class RolloutConfig(Section):
     max_failure_rate: float = Field(
         default=0.5, gt=0, le=1, description="Fraction of failed episodes at which the run stops."
     )
+    max_failed_groups: Positive = Field(
+        default=256,
+        description="Groups in a row with too few episodes that did not fail, after which the run stops: few failures "
+        "in each group may leave nothing to train on, below max_failure_rate.",
+    )
     max_failures_in_a_row: Positive | None = Field(
         default=None,
         description="Failures of the infrastructure in a row, retried ones too, after which the run stops; null: twice "

@@ -25,8 +25,8 @@ NO_ENV = "none"
 _FOR_EPISODES: dict[str, tuple[str, ...]] = {
     "rollout": (
         "batch_size", "group_size", "group_extra", "on_failure", "retries", "min_group", "max_staleness", "stale",
-        "max_stale_groups", "max_failure_rate", "max_failures_in_a_row", "on_timeout", "skip_uniform_groups",
-        "max_uniform_groups", "solved_reward", "curriculum", "workers", "nodes",
+        "max_stale_groups", "max_failure_rate", "max_failed_groups", "max_failures_in_a_row", "on_timeout",
+        "skip_uniform_groups", "max_uniform_groups", "solved_reward", "curriculum", "workers", "nodes",
     ),
     "reward": ("scale", "bias", "clip"),
     "teacher": ("model", "urls"),

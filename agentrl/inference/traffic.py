@@ -7,8 +7,8 @@ is stored once; reading gives the whole prompt. A full disk leaves whole lines o
 not written to its end is skipped.
 
 A request is found by the seeds of its episode and of itself, which no two requests of an episode share
-(:mod:`agentrl.inference.random_streams`). An episode that ran twice (a retry, a resume) has its latest requests. Worker
-processes write files of their own beside it; they are read as one.
+(:mod:`agentrl.inference.random_streams`). Of an episode that ran twice (a retry, a resume) only the run that began last
+is read: an earlier one may have sent more. Worker processes write files of their own beside it; they are read as one.
 """
 
 import base64
@@ -58,7 +58,7 @@ class TrafficLog:
     def __init__(self, path: Path, writer: Writer | None = None) -> None:
         self.writer = writer or AtOnce()
         self._lines = WholeLines(path)
-        self._runs = 0
+        self._runs = time.time_ns()  # a resumed run opens the file again, and its numbers are others
 
     def episode(self, seed: int, *, evaluation: bool) -> "EpisodeTraffic":
         """Returns the log of one run of an episode."""
@@ -81,7 +81,7 @@ class EpisodeTraffic:
     Attributes:
         log: Log of the training run.
         seed: Seed of the episode.
-        number: Number of this run of it, since the log was opened.
+        number: Number of this run of it, unique in the file.
         evaluation: Whether the episode is part of an evaluation.
     """
 
@@ -151,18 +151,23 @@ def read_traffic(path: Path, episodes: Collection[int]) -> dict[int, dict[int | 
         episodes: Seeds of the episodes.
 
     Returns:
-        Seed of the episode -> seed of the request -> the latest such exchange.
+        Seed of the episode -> seed of the request -> the latest such exchange of the episode's latest run.
 
     Raises:
         ValueError: A line, not the last one, is no record.
     """
     found: dict[int, dict[int | None, Exchange]] = {seed: {} for seed in episodes}
-    latest: dict[tuple[int, int | None], float] = {}
+    latest: dict[int, tuple[float, tuple[Path, int]]] = {}  # episode -> first answer of its latest run, and that run
+    begun: set[tuple[Path, int, int]] = set()
     for file in [path, *sorted(path.parent.glob(WORKER_FILE.format("*")))]:
         for record, exchange in _exchanges(file, found):
-            seed, request, at = record["episode"], record["request"], record["at"]
-            if at >= latest.get((seed, request), at):
-                found[seed][request], latest[seed, request] = exchange, at
+            seed, run, at = record["episode"], (file, record["run"]), record["at"]
+            if (*run, seed) not in begun:
+                begun.add((*run, seed))
+                if at >= latest.get(seed, (at, run))[0]:
+                    latest[seed], found[seed] = (at, run), {}
+            if latest[seed][1] == run:
+                found[seed][record["request"]] = exchange
     return found
 
 

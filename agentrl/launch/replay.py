@@ -6,7 +6,6 @@ asks others for, beside the policy, is asked again. Nothing in the run's folder 
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from agentrl.data.models import resolve_model
 from agentrl.inference.replayed import PromptDifference, ReplayClient
 from agentrl.inference.traffic import FILE, read_traffic
 from agentrl.launch.bounded_run import bounded_run
+from agentrl.observe.sinks import METRICS_FILE, read_metrics
 from agentrl.rollout.abandoned import Abandoned
 from agentrl.rollout.age_bound import AgeBound
 from agentrl.rollout.assemble import make_settings, make_workflow
@@ -115,6 +115,8 @@ class Replay:
             raise UserError(f"{run_dir} has no episodes.jsonl: a run is replayed with logging.episodes=true")
         self.model = resolve_model(self.recipe.model.name).path
         self.template, self._settings, _ = make_settings(self.recipe, self.model)
+        metrics = run_dir / METRICS_FILE
+        self._recorded_metrics = read_metrics(metrics) if metrics.is_file() else []
 
     def steps(self) -> list[int]:
         """Returns the steps that can be replayed, as ``metrics.jsonl`` counts them."""
@@ -155,17 +157,20 @@ class Replay:
         known = self._metrics(step)
         if "train/learning_rate" not in known:
             return replace(replayed, why_no_update=f"metrics.jsonl has no learning rate of step {step}")
+        columns = self._batch(replayed.episodes, "now", step)
+        trained = known.get("rollout/episodes", len(columns.episodes))
+        if len(columns.episodes) != trained:  # a full disk leaves lines out of episodes.jsonl
+            why = f"{len(columns.episodes)} of the {trained:.0f} episodes that the run trained are there"
+            return replace(replayed, why_no_update=why)
         from agentrl.train.replay_update import replay_update  # torch.distributed
 
-        columns = self._batch(replayed.episodes, "now", step)
         rate, oldest = known["train/learning_rate"], self._oldest(step)
         found = replay_update(self.recipe, self.model, checkpoint, step - 1, columns, rate, oldest)
         names = [name for name in sorted(found) if name in known and _compares(name)]
         return replace(replayed, update={name: (known[name], found[name]) for name in names})
 
     def _metrics(self, step: int) -> dict[str, float]:
-        lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
-        return next((one for line in lines[::-1] if (one := json.loads(line))["step"] == step), {})
+        return next((one for one in self._recorded_metrics if one["step"] == step), {})
 
     def _recorded(self, draws: Sequence[int]) -> list[Episode]:
         """Returns the latest records of some groups' episodes, by group and index."""

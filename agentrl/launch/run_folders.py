@@ -14,6 +14,7 @@ from agentrl.config.errors import UserError
 from agentrl.config.load import recipe_of_run, validate
 from agentrl.config.overrides import parse_override, set_key
 from agentrl.config.recipe import Recipe
+from agentrl.config.supervised import SUPERVISED
 from agentrl.evaluate.judged import ASKED, RESULT, SETUP
 from agentrl.evaluate.stored import result_numbers
 from agentrl.launch.resume import missing_outputs
@@ -25,6 +26,7 @@ from agentrl.train.checkpoint_state import latest_checkpoint, read_state, why_ov
 
 CONFIG = "config.json"
 CONTROLLER = Path("processes") / "controller.json"
+DAMAGED = "its config.json is damaged"
 State = Literal["starting", "running", "finished", "stopped", "failed", "killed", "unknown"]
 SHOWN = ("eval/accuracy", "eval/reward", "reward/mean_drawn", "eval/loss", "train/loss")  # the first that is there
 
@@ -88,13 +90,10 @@ def all_runs(runs: Path) -> list[RunInfo]:
 
 def run_info(folder: Path) -> RunInfo:
     """Reads a run's folder."""
-    config = json.loads((folder / CONFIG).read_text())
+    config = _settings(folder)
     trainer, owner = config.get("trainer") or {}, read_owner(folder)
-    metrics = folder / METRICS_FILE
-    records = read_metrics(metrics) if metrics.is_file() else []
-    latest: dict[str, float] = {name: value for record in records for name, value in record.items()}
-    if not records and (folder / RESULT).is_file():
-        latest = {name: value for name, value in result_numbers(folder / RESULT).items() if name.startswith("eval/")}
+    latest = last_metrics(folder)
+    step = latest.get("step")
     metric = next((name for name in SHOWN if name in latest), None)
     files = [folder / name for name in (CONFIG, METRICS_FILE, JOURNAL, "eval-episodes.jsonl")]
     wrote = max(file.stat().st_mtime for file in files if file.is_file())
@@ -102,9 +101,9 @@ def run_info(folder: Path) -> RunInfo:
     return RunInfo(
         folder.name,
         folder,
-        f"{trainer.get('type') or 'evaluation'}, {(config.get('env') or {}).get('id')}",
-        _state(folder, owner),
-        max((int(record["step"]) for record in records), default=None),
+        f"{trainer.get('type') or 'evaluation'}, {(config.get('env') or {}).get('id')}" if config else DAMAGED,
+        _state(folder, owner, examples=trainer.get("type") in SUPERVISED),
+        None if step is None else int(step),
         trainer.get("total_steps") if trainer.get("type") else None,
         None if checkpoint is None else read_state(checkpoint)["step"],
         metric,
@@ -115,10 +114,26 @@ def run_info(folder: Path) -> RunInfo:
     )
 
 
-def _state(folder: Path, owner: dict[str, Any]) -> State:
+def _settings(folder: Path) -> dict[str, Any]:
+    """Returns the settings of a run; empty if their file is damaged: the disk was full when it was written, say."""
+    try:
+        found = json.loads((folder / CONFIG).read_text())
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _whole_settings(folder: Path) -> dict[str, Any]:
+    found = _settings(folder)
+    if not found:
+        raise UserError(f"{folder}: {DAMAGED}")
+    return found
+
+
+def _state(folder: Path, owner: dict[str, Any], *, examples: bool) -> State:
     if owner.get("living"):
-        asks = (folder / SETUP).is_file()  # an evaluation has no controller
-        return "running" if asks or (folder / CONTROLLER).is_file() else "starting"
+        alone = examples or (folder / SETUP).is_file()  # no controller: it learns from examples, or evaluates
+        return "running" if alone or (folder / CONTROLLER).is_file() else "starting"
     if not owner:
         return "unknown"
     if "ended" not in owner:
@@ -147,13 +162,18 @@ def check_journal(run: RunInfo) -> Proof:
     """Proves from a run's journal that each draw was trained once.
 
     Raises:
-        Violation: It was not; also if a draw of a finished run has no end.
+        Violation: It was not; also if a draw of a finished run has no end, or the journal ends before a checkpoint.
         JournalError: The journal is damaged.
         UserError: The run has no journal.
     """
     if not (run.folder / JOURNAL).is_file():
         raise UserError(f"run {run.name!r} has no {JOURNAL}: no group of it was admitted")
     proof = prove(run.folder)
+    if run.checkpoint is not None and (proof.checkpoint is None or proof.checkpoint < run.checkpoint):
+        raise Violation(
+            f"the journal ends after {proof.steps} trained steps, and there is a checkpoint after step "
+            f"{run.checkpoint}: its last lines are lost"
+        )
     if run.state == "finished" and proof.running:
         line, _ = proof.admitted[proof.running[0]]
         raise Violation(f"draw {proof.running[0]}, admitted in line {line}, never ended, and the run is finished")
@@ -164,9 +184,9 @@ def recipe_to_resume(folder: Path, overrides: list[str]) -> Recipe:
     """Returns the recipe with which a run goes on: its own, with some settings changed.
 
     Raises:
-        ConfigError: The settings cannot be used.
+        UserError: The settings are damaged, or cannot be used.
     """
-    data = json.loads((folder / CONFIG).read_text())
+    data = _whole_settings(folder)
     for key, value in map(parse_override, overrides):
         data = set_key(data, key, value)
     data = set_key(data, "name", folder.name)
@@ -174,13 +194,15 @@ def recipe_to_resume(folder: Path, overrides: list[str]) -> Recipe:
 
 
 def live_status(folder: Path) -> dict[str, Any]:
-    """Asks the controller of a running run what each process waits for.
+    """Asks the controller of a running run what each process waits for; empty for a run that has no controller.
 
     Raises:
         UserError: The controller does not answer.
     """
     import httpx
 
+    if not (folder / CONTROLLER).is_file():
+        return {}
     access = json.loads((folder / CONTROLLER).read_text())
     headers = {"Authorization": f"Bearer {access['secret']}"}
     try:
@@ -193,17 +215,23 @@ def live_status(folder: Path) -> dict[str, Any]:
 
 
 def settings_that_differ(first: Path, second: Path) -> dict[str, tuple[Any, Any]]:
-    """Returns the settings in which two runs differ, by their dotted keys; ``None`` where a run has none."""
-    one, other = (_flat(json.loads((folder / CONFIG).read_text())) for folder in (first, second))
+    """Returns the settings in which two runs differ, by their dotted keys; ``None`` where a run has none.
+
+    Raises:
+        UserError: The settings of one are damaged.
+    """
+    one, other = (_flat(_whole_settings(folder)) for folder in (first, second))
     keys = dict.fromkeys([*one, *other])
     found = {key: (one.get(key), other.get(key)) for key in keys if key not in ("name", "launch.run_dir")}
     return {key: values for key, values in found.items() if values[0] != values[1]}
 
 
 def last_metrics(folder: Path) -> dict[str, float]:
-    """Returns the latest value of each metric that a run recorded, without times of day."""
-    path = folder / METRICS_FILE
+    """Returns the latest value of each metric that a run recorded, without times of day; those of an evaluation too."""
+    path, result = folder / METRICS_FILE, folder / RESULT
     records = read_metrics(path) if path.is_file() else []
+    if not records and result.is_file():
+        return {name: value for name, value in result_numbers(result).items() if name.startswith("eval/")}
     return {name: value for record in records for name, value in record.items() if name != "time"}
 
 

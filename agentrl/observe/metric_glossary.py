@@ -123,7 +123,7 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("staleness/bound", "versions", "bound of the age that holds in this step", "the step"),
     Metric("staleness/over_bound", "share", "episodes older than the bound", _KEPT, "0"),
     Metric("staleness/masked", "share", "sampled tokens masked for their age", "the batch's tokens"),
-    Metric("dropped/episodes", "episodes", "episodes dropped for their age", "the step", "0"),
+    Metric("dropped/episodes", "episodes", "episodes dropped for their age, or with their group", "the step", "0"),
     Metric("dropped/tokens", "tokens", "their sampled tokens", "the step"),
     Metric(
         "dropped/tokens_share",

@@ -84,8 +84,8 @@ class MetricsWriter:
         """
         self._file.close()
         lines = self._path.read_bytes().splitlines(keepends=True)
-        steps = [orjson.loads(line)["step"] for line in lines]
-        kept = [line for line, of in zip(lines, steps, strict=True) if of <= step]
+        steps = [None if (record := _record(line)) is None else record["step"] for line in lines]
+        kept = [line for line, of in zip(lines, steps, strict=True) if of is not None and of <= step]
         partial = self._path.with_suffix(".partial")
         partial.write_bytes(b"".join(kept))
         partial.replace(self._path)
@@ -93,8 +93,12 @@ class MetricsWriter:
         return (step if asked is None else asked) in steps
 
     def close(self) -> None:
-        """Flush and close the files; may be called twice."""
-        self._file.close()
+        """Flush and close the files; may be called twice. What a full disk refused is written if there is room now."""
+        if not self._file.closed:
+            self._put([])
+            if self._waiting:
+                log.error("%s lacks its last %d bytes, for which the disk had no room", self._path, len(self._waiting))
+            self._file.close()
         if self._events is not None:
             events, self._events = self._events, None
             events.close()
@@ -104,19 +108,21 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """Reads a metrics file as one record per step, in order; later values of the same step replace earlier ones.
 
     Args:
-        path: ``metrics.jsonl`` of a run. A last line that is still being written is left out.
+        path: ``metrics.jsonl`` of a run. A last line that is still being written is left out, and so is one that is
+            damaged, which the log says.
 
     Returns:
         Records with ``step``, ``time`` and the finite numbers of that step.
     """
     steps: dict[int, dict[str, float]] = {}
-    for line in path.read_bytes().splitlines(keepends=True):
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
         if not line.endswith(b"\n"):
             break
-        record: dict[str, float | None] = orjson.loads(line)
+        record = _record(line)
+        if record is None:
+            log.warning("%s, line %d is damaged: it is left out", path, number)
+            continue
         step = record["step"]
-        if step is None:
-            raise ValueError(f"{path} has a record without a step: {line!r}")
         finite = {name: value for name, value in record.items() if value is not None and math.isfinite(value)}
         steps.setdefault(int(step), {}).update(finite)
     return [steps[step] for step in sorted(steps)]
@@ -169,8 +175,9 @@ class MetricsTail:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
+    """Returns the record of a line; ``None`` if it is damaged: a power failure leaves zeros in a file, say."""
     try:
         found = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None

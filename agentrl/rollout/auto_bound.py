@@ -89,7 +89,8 @@ class AutoBound:
             if old_bound < self.bound and old_waiting - waiting < least:
                 self._pause(+1)
                 return self._change(-1, f"{said}, no less than before: generation is slower than training")
-            if old_bound > self.bound and waiting - old_waiting > least:
+            fed_before = old_waiting <= HUNGRY * before[2]
+            if old_bound > self.bound and (fed_before or waiting - old_waiting > least):
                 self._pause(-1)
                 return self._change(+1, f"{said}, more than before")
         if hungry and self.bound < MOST and +1 not in self._pauses:

@@ -322,7 +322,16 @@ class Controller:
             "finished": len(self._buffer),
             "evaluating": self._records.evaluating,
             "tasks_done": self._tasks.done,
+            "idle": self._idle(),
         }
+
+    def _idle(self) -> str:
+        """Says what the admission of groups waits for, where none runs."""
+        if not self.rollouts.served.is_set():
+            return "waits for the version that the resumed trainer starts from"
+        if self.ending or self._tasks.exhausted:
+            return "waits for the end of the trainer: no further group is needed"
+        return "waits for a new version: the bound of the staleness leaves room for no group"
 
     def heartbeat(self, *, done: bool) -> None:
         """Note that the trainer is alive, or done."""

@@ -50,7 +50,8 @@ class Tally:
         solve_rate: Share of the episodes that did not fail and solved the task; ``None`` if all failed.
         abandoned: Number of episodes whose teardown was given up at its limit.
         stale: Whether each of the episodes that did not fail is too old to be trained; empty if none is.
-        dropped: Sizes of the episodes that are not trained because of their age, cancelled ones included.
+        dropped: Sizes of the episodes that are not trained because of an age, cancelled ones included: those that are
+            too old, and all that did not fail of a group that is stale as a whole.
         retried: Number of attempts that failed and were tried again; they are in no other count.
         short: Whether the group has fewer usable episodes than ``rollout.group_size``.
     """
@@ -112,6 +113,7 @@ def judge(
     failed = [episode for episode in episodes if episode.failed and episode.stop_reason is not StopReason.STALE]
     usable = [one for one, too_old in zip(good, stale, strict=True) if not too_old] if stale else good
     outcome, reason = verdict(usable, len(old) + len(cancelled), config, seen, baseline)
+    dropped = [*(good if outcome == "stale" else old), *cancelled]
     cut = tuple(episode_cut(episode) for episode in good)
     counted = counted_metrics([episode.metrics for episode in good], cut)
     solves = [
@@ -131,7 +133,7 @@ def judge(
         solve_rate=fmean(solves) if solves else None,
         abandoned=sum(episode.abandoned for episode in episodes),
         stale=tuple(stale) if old else (),
-        dropped=tuple(sizes_of(columns_of([*old, *cancelled]))) if old or cancelled else (),
+        dropped=tuple(sizes_of(columns_of(dropped))) if dropped else (),
         short=len(good) < config.group_size,
     )
 

@@ -197,8 +197,12 @@ class Journal:
         return self._file
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files; what a full disk refused until now is written if there is room, else its loss is said."""
         if self._file is not None:
+            self._write([])
+            if self._refused:
+                lost = len(self._refused)
+                log.error("%s lacks its last %d bytes, for which the disk had no room", self._run_dir / FILE, lost)
             self._file.close()
             self._file = None
         for file in self._episodes.values():

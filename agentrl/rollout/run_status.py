@@ -98,7 +98,7 @@ def _controller(state: dict[str, Any], recipe: Recipe) -> Wait:
     if state["evaluating"] is not None:
         doing.append(f"evaluates version {state['evaluating']}")
     if not doing:
-        doing.append("waits for a new version: the bound of the staleness leaves room for no group")
+        doing.append(state["idle"])
     limit = recipe.rollout.episode_timeout if state["running"] else None
     return _wait("controller", " and ".join(doing), None, limit, each=True)
 

@@ -37,8 +37,9 @@ def without_stale(
         return group
     rest = [one for one, old in zip(group.columns.episodes, stale, strict=True) if not old]
     before = group.tally
-    dropped = (*before.dropped, *chosen_sizes(group.columns, stale))
-    outcome, reason = verdict(rest, len(dropped), config, seen, baseline)
+    old = chosen_sizes(group.columns, stale)
+    outcome, reason = verdict(rest, len(before.dropped) + len(old), config, seen, baseline)
+    dropped = (*before.dropped, *(sizes_of(group.columns) if outcome == "stale" else old))
     tally = replace(before, outcome=outcome, reason=reason, stale=_joined(before, stale), dropped=dropped)
     return Group(group.draw, group.columns.select([not old for old in stale]), tally)
 

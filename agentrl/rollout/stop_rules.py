@@ -14,7 +14,7 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.core.episode import INFRASTRUCTURE, Episode, EpisodeBase, StopReason
 from agentrl.rollout.failed_episodes import FILE
 from agentrl.rollout.failure_kinds import kind_of, reason_of
-from agentrl.rollout.group_account import UNIFORM, Tally
+from agentrl.rollout.group_account import UNIFORM, Tally, least_members
 
 MOST_KINDS = 20  # distinct kinds of failures that are logged
 MOST_REASONS = 200  # different reasons that are counted: texts may all differ, and a run may be long
@@ -36,10 +36,11 @@ class StopRules:
         self._row: Counter[str] = Counter()  # failures of the infrastructure since the last episode without one
         self._recent: list[bool] = []  # whether each of the latest episodes failed
         self._uniform: list[Tally] = []  # groups filtered since the last kept one
+        self._failed = 0  # groups that failed as a whole since then
 
     def check(self, episodes: Sequence[EpisodeBase], tally: Tally) -> str | None:
         """Takes an ended group into account; returns why the run has to stop, ``None`` if it goes on."""
-        return self._failing(episodes) or self._without_signal(tally)
+        return self._failing(episodes) or self._failed_as_a_whole(tally) or self._without_signal(tally)
 
     def _failing(self, episodes: Sequence[EpisodeBase]) -> str | None:
         """Returns the reason if too many of the latest episodes (as many as a batch has) failed."""
@@ -52,11 +53,30 @@ class StopRules:
         share = sum(self._recent) / window
         if share < self._config.max_failure_rate:
             return None
-        kind, count = self._failures.most_common(1)[0]
         return (
             f"{share:.0%} of the latest {window} episodes failed (rollout.max_failure_rate="
-            f"{self._config.max_failure_rate:g}); the most frequent reason of the run, {count} times:\n"
-            f"{self._first[kind]}"
+            f"{self._config.max_failure_rate:g}); {self._most_frequent()}"
+        )
+
+    def _most_frequent(self) -> str:
+        kind, count = self._failures.most_common(1)[0]
+        return f"the most frequent reason of the run, {count} times:\n{self._first[kind]}"
+
+    def _failed_as_a_whole(self, tally: Tally) -> str | None:
+        """Returns the reason if too many groups had too few usable episodes, and none was kept in between."""
+        if tally.outcome == "kept":
+            self._failed = 0
+        if tally.outcome != "failed":
+            return None
+        self._failed += 1
+        if self._failed != self._config.max_failed_groups or not self._failures:  # said once
+            return None
+        least = least_members(self._config)
+        return (
+            f"{self._failed} groups in a row failed, each with fewer than {least} of {self._config.group_size} usable "
+            f"episodes (rollout.max_failed_groups={self._config.max_failed_groups}): nothing is left to train on, with "
+            f"rollout.on_failure={self._config.on_failure} and rollout.min_group={self._config.min_group}; "
+            f"{self._most_frequent()}"
         )
 
     def note(self, episode: Episode) -> str | None:

@@ -5,13 +5,18 @@ permutation of all tasks; with a curriculum the tasks depend on the solve rates,
 within a run and its resumed parts. After a restart the tasks that were drawn but not settled come first, each once.
 """
 
+import json
 import random
 from collections.abc import Collection, Sequence
+from hashlib import blake2b
+from itertools import count, islice, takewhile
 from typing import Any
 
 from agentrl.config.errors import ConfigError
 from agentrl.core.episode import Task
 from agentrl.rollout.curriculum import Curriculum
+
+UPCOMING = 8  # draws whose tasks a state holds, to tell other tasks and another order from those of the run
 
 
 class TaskStream:
@@ -44,8 +49,8 @@ class TaskStream:
         self._next = 0
         self._again: list[int] = []
         self._open: set[int] = set()
-        self._orders: dict[int, list[int]] = {}
-        self._by_id = {task.id: task for task in tasks}
+        self._orders: dict[int, Sequence[int]] = {}
+        self._by_id = {} if curriculum is None else {task.id: task for task in tasks}
         self._chosen: dict[int, str] = {}  # task ids of the unsettled draws of a curriculum
 
     def __len__(self) -> int:
@@ -95,9 +100,9 @@ class TaskStream:
             return self._by_id[self._chosen[number]]
         epoch, position = divmod(number, len(self._tasks))
         if epoch not in self._orders:
-            order = list(range(len(self._tasks)))
+            order: Sequence[int] = range(len(self._tasks))
             if self._shuffle:
-                random.Random(f"{self._seed}/{epoch}").shuffle(order)
+                random.Random(f"{self._seed}/{epoch}").shuffle(order := list(order))
             self._orders = {epoch: order} | {e: o for e, o in self._orders.items() if e >= epoch - 1}
         return self._tasks[self._orders[epoch][position]]
 
@@ -123,7 +128,14 @@ class TaskStream:
         state["chosen"] = [[number, self.task(number).id] for number in sorted(unsettled)]
         if self.curriculum is not None:
             state["curriculum"] = self.curriculum.state(owed)
+        else:
+            state["upcoming"] = [[number, *_named(self.task(number))] for number in self._upcoming()]
         return state
+
+    def _upcoming(self) -> list[int]:
+        """Returns the draws that come next, beside those that come again."""
+        end = self._end
+        return list(islice(takewhile(lambda number: end is None or number < end, count(self._next)), UPCOMING))
 
     def restore(self, state: dict[str, Any]) -> list[int]:
         """Continue from a :meth:`state`; with a curriculum, draws of tasks that no longer exist are left out.
@@ -133,7 +145,7 @@ class TaskStream:
 
         Raises:
             ConfigError: The state is of a run with a curriculum and this one has none, or the reverse; or a draw is
-                of another task now.
+                of another task now, or of one with another row.
         """
         if ("curriculum" in state) != (self.curriculum is not None):
             with_one, without = ("checkpoint", "recipe") if self.curriculum is None else ("recipe", "checkpoint")
@@ -145,7 +157,7 @@ class TaskStream:
         self._again = list(state["owed"])
         self._open = set(state["held"])
         if self.curriculum is None:
-            self._check_tasks(state["chosen"])
+            self._check_tasks(state["chosen"], state.get("upcoming", []))
             return []
         self._chosen = {number: task for number, task in state["chosen"] if task in self._by_id}
         self._again = [number for number in self._again if number in self._chosen]
@@ -153,13 +165,23 @@ class TaskStream:
         self.curriculum.restore(state["curriculum"])
         return [number for number, _ in state["chosen"] if number not in self._chosen]
 
-    def _check_tasks(self, chosen: Sequence[tuple[int, str]]) -> None:
-        for number, task in chosen:
+    def _check_tasks(self, chosen: Sequence[tuple[int, str]], upcoming: Sequence[tuple[int, str, str]]) -> None:
+        own = "resume with the run's own seed and train_dataset; for other tasks, start a new run with"
+        for number, task in [*chosen, *((number, task) for number, task, _ in upcoming)]:
             if self.task(number).id != task:
                 raise ConfigError(
-                    f"draw {number} was of task {task} and would be of {self.task(number).id} now: resume with the "
-                    "run's own seed and train_dataset; for other tasks, start a new run with model.name=RUN/model"
+                    f"draw {number} was of task {task} and would be of {self.task(number).id} now: {own} "
+                    "model.name=RUN/model"
                 )
+        for number, task, digest in upcoming:
+            if _named(self.task(number))[1] != digest:
+                raise ConfigError(f"task {task} has another row than in the run: {own} model.name=RUN/model")
+
+
+def _named(task: Task) -> tuple[str, str]:
+    """Returns a task's id and a digest of its row; objects that are no plain data count with their type alone."""
+    text = json.dumps(task.data, skipkeys=True, default=lambda one: type(one).__name__)
+    return task.id, blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def about_batches(tasks: int, batch_size: int, epochs: int | None) -> str:

@@ -7,7 +7,10 @@ the smallest bound, then the fewest tokens thrown away.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from agentrl.config.errors import ConfigError
 from agentrl.config.recipe import Recipe
+from agentrl.inference.backend import InferenceError
+from agentrl.rollout.errors import RolloutError
 from agentrl.sim.episodes import Shapes
 from agentrl.sim.figures import Figures, bound_seconds, figures, warm_up
 from agentrl.sim.simulation import Devices, Simulation
@@ -47,7 +50,7 @@ class Case:
         """Simulate one split and bound.
 
         Raises:
-            RolloutError: The controller ended the run.
+            ConfigError: The controller ended the run: the settings leave nothing to train on.
         """
         recipe = with_bound(self.recipe, max_staleness)
         devices = replace(self.devices, inference=inference, training=training)
@@ -57,7 +60,15 @@ class Case:
             done = await Simulation(recipe, devices, self.shapes, steps).run()
             return figures(done, devices, max_staleness, recipe.rollout.max_concurrent, self.answer)
 
-        return run_virtual(simulated())
+        try:
+            return run_virtual(simulated())
+        except (RolloutError, InferenceError) as error:
+            said = str(error).splitlines()
+            why = said[0] if len(said) == 1 else f"{said[0]} {said[-1]}"
+            raise ConfigError(
+                f"the simulated run with {inference}+{training} devices and a bound of {max_staleness} ended before "
+                f"its last step: {why}"
+            ) from error
 
     def bound(self, inference: int, training: int) -> float:
         """Returns the shortest time of a step that a split allows."""

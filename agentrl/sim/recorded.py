@@ -6,7 +6,7 @@ the three below 0. Failed episodes are left out, and so are the first step and i
 servers and trainer load and compile then.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +29,7 @@ from agentrl.sim.simulation import Devices
 ROUNDS = 6  # of the fit
 LEAST_GAIN = 0.05  # share of the squared error that the wait for the first token has to explain
 FIRST_STEPS = 1  # left out where there are more
+TIMES = {"time/step", "time/wait_batch", "time/update"}  # of a step's record
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class RunRecords:
         devices: Speeds that its records show, with as many devices as it had servers.
         step_seconds: Mean time of its steps, without time waited for evaluations.
         steps: Number of these steps.
+        left_out: Stop reason -> number of the episodes that failed or were cancelled: they are not among the shapes.
     """
 
     recipe: Recipe
@@ -63,6 +65,7 @@ class RunRecords:
     devices: Devices
     step_seconds: float
     steps: int
+    left_out: dict[str, int]
 
 
 def read_run(folder: Path) -> RunRecords:
@@ -75,14 +78,22 @@ def read_run(folder: Path) -> RunRecords:
         if not (folder / name).is_file():
             raise ConfigError(f"{folder} has no {name}: name the folder of a run that trained (logging.episodes=true)")
     recipe = recipe_of_run(folder)
-    episodes = [one for one in read_episodes(folder / "episodes.jsonl") if not one.failed]
-    steps = [one for one in read_metrics(folder / "metrics.jsonl") if "time/step" in one]
+    every = list(read_episodes(folder / "episodes.jsonl"))
+    episodes = [one for one in every if not one.failed]
+    steps = [one for one in read_metrics(folder / "metrics.jsonl") if one.keys() >= TIMES]
     if not steps or not episodes:
-        raise ConfigError(f"{folder} has {len(steps)} steps and {len(episodes)} episodes that did not fail")
+        raise ConfigError(
+            f"{folder} has {len(steps)} steps with their times and {len(episodes)} episodes that did not fail"
+        )
     steps = steps[FIRST_STEPS:] or steps
     episodes = without_first(episodes, FIRST_STEPS * recipe.rollout.batch_size)
     return RunRecords(
-        recipe, shapes_of(episodes), _devices(recipe, episodes, steps), fmean(map(_step_seconds, steps)), len(steps)
+        recipe,
+        shapes_of(episodes),
+        _devices(recipe, episodes, steps),
+        fmean(map(_step_seconds, steps)),
+        len(steps),
+        dict(Counter(one.stop_reason.value for one in every if one.failed).most_common()),
     )
 
 

@@ -77,7 +77,14 @@ def as_data(case: Case, found: Sequence[Figures], source: str) -> dict[str, Any]
 def truth_lines(records: RunRecords, predicted: Figures) -> list[str]:
     """Returns the prediction of a run's own step time beside the truth."""
     error = predicted.step_seconds / records.step_seconds - 1
-    return [
+    text = [
         f"the run   {records.steps} steps of {records.step_seconds:.4g} s; predicted from its records "
         f"{predicted.step_seconds:.4g} s ({error:+.1%})",
     ]
+    if records.left_out:
+        ends = ", ".join(f"{count} {reason}" for reason, count in records.left_out.items())
+        text += [
+            f"left out  episodes that did not end well: {ends};",
+            "          slow ones are more often cancelled, so the lengths may be too short",
+        ]
+    return text

@@ -72,12 +72,18 @@ class Lengths:
     """Episodes of one answer, whose length is one of those given.
 
     Args:
-        lengths: Lengths in tokens.
+        lengths: Lengths in tokens; an episode has at least one.
+
+    Raises:
+        ConfigError: There are none, or one is negative or not finite.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[float]) -> None:
         if not lengths:
             raise ConfigError("there is no length to draw from")
+        wrong = next((length for length in lengths if not 0 <= length < math.inf), None)
+        if wrong is not None:
+            raise ConfigError(f"an episode cannot have {wrong:g} tokens")
         self._lengths = [max(1, round(length)) for length in lengths]
 
     def of(self, task: str, seed: int) -> Shape:

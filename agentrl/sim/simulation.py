@@ -16,7 +16,6 @@ from agentrl.core.episode import Task
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.core.workflow import LLM, Outcome
 from agentrl.inference.router import Router
-from agentrl.rollout.auto_bound import MOST
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.episode_runs import EpisodeOrder, InProcess
 from agentrl.rollout.errors import RolloutError
@@ -31,6 +30,7 @@ from agentrl.weights.transaction import Committed, WeightPushError, WeightTransa
 
 PUSHES = 20  # tries of a push, as of a trainer that is started again
 READY_SECONDS = 5.0
+ENDLESS = 10**12  # tasks, which cost nothing: how many a run draws depends on how many groups are left out
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Simulation:
         folder: Folder for the journal; ``None`` writes nothing.
         episodes: Whether to write the episodes there too.
         epochs: Number of passes over ``tasks`` tasks, after which the run ends; ``None``: no task is drawn twice.
-        tasks: Number of tasks; by default as many as the steps can need.
+        tasks: Number of tasks; by default there are always more.
         after_step: Called with each step instead of keeping it: memory does not grow with the steps then.
         evaluated: Episodes of each evaluation that ``eval.every`` makes due; 0: an evaluation takes no time.
         write: Takes a step's record.
@@ -135,9 +135,7 @@ class Simulation:
         )
         self.journal = AccountingJournal(self.account, folder, episodes=episodes)
         rollout = recipe.rollout
-        ages = MOST if rollout.max_staleness == "auto" else rollout.max_staleness
-        count = tasks or 4 * rollout.batch_size * (steps + ages + 2) + rollout.max_concurrent
-        self.stream = TaskStream(SimTasks(count), recipe.seed, shuffle=False, epochs=epochs)
+        self.stream = TaskStream(SimTasks(tasks or ENDLESS), recipe.seed, shuffle=False, epochs=epochs)
         self.controller = Controller(
             recipe,
             self.stream,

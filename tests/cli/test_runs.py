@@ -120,6 +120,14 @@ def test_the_journal_of_a_run_is_checked(tmp_path: Path, capsys: Any) -> None:
     assert said["violation"] == "line 9: draw 1 ended as trained; line 4 says trained already"
 
 
+def test_a_journal_whose_last_lines_are_lost_proves_nothing(tmp_path: Path, capsys: Any) -> None:
+    """Checksums alone do not tell: what is left is whole, and a copy that was made too early is, too."""
+    journal = make_run(tmp_path, "x") / "journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-3]))
+    assert run("runs", "check", "x", "--run-dir", str(tmp_path)) == 1
+    assert "ends after 2 trained steps, and there is a checkpoint after step 3" in capsys.readouterr().out
+
+
 def test_a_run_is_resumed_with_its_own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path, "x", "trainer.learning_rate=0.125").rename(tmp_path / "y")
     given: list[Any] = []
@@ -139,6 +147,58 @@ def test_two_runs_are_compared(tmp_path: Path, capsys: Any) -> None:
     assert said["metrics"] == {"reward/mean_drawn": [0.1 * 3, 0.5], "step": [3, 5]}
     assert run("runs", "diff", "a", "b", "--run-dir", str(tmp_path)) == 0
     assert "trainer.learning_rate" in capsys.readouterr().out
+
+
+def test_two_evaluations_are_compared_by_their_results(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "800")
+    folders = [tmp_path / place / "x" for place in ("one", "other")]
+    for folder, accuracy in zip(folders, (0.3, 0.6), strict=True):
+        folder.mkdir(parents=True)
+        recipe = load_recipe("arithmetic_grpo", ["trainer.type=null"], device="cpu")
+        (folder / "config.json").write_text(recipe.model_dump_json())
+        result = {"eval/accuracy": accuracy, "eval/n": 10, "setup": {"model": "m"}}
+        (folder / "result.json").write_text(json.dumps(result))
+    assert run("runs", "diff", *map(str, folders), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"settings": {}, "metrics": {"eval/accuracy": [0.3, 0.6]}}
+    assert run("runs", "diff", *map(str, folders)) == 0
+    head = capsys.readouterr().out
+    assert all(str(folder) in head for folder in folders), "both are called x"
+
+
+def test_a_damaged_folder_hides_no_other_run_and_is_named(tmp_path: Path, capsys: Any) -> None:
+    make_run(tmp_path, "good"), make_run(tmp_path, "empty"), make_run(tmp_path, "torn")
+    (tmp_path / "empty" / "config.json").write_text("")
+    with (tmp_path / "torn" / "metrics.jsonl").open("ab") as lines:
+        lines.write(b"\0\0\0\n")  # as a power failure leaves it
+    assert run("runs", "list", "--run-dir", str(tmp_path), "--json") == 0
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["empty"]["kind"] == run_folders.DAMAGED
+    assert found["torn"]["step"] == found["good"]["step"] == 3
+    for command in (["show", "empty"], ["diff", "good", "empty"], ["resume", "empty"]):
+        assert run("runs", command[0], *command[1:], "--run-dir", str(tmp_path)) == 2
+        assert "damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["arithmetic_grpo", "gsm8k_sft"])
+def test_a_running_run_without_a_controller_is_shown(tmp_path: Path, capsys: Any, name: str) -> None:
+    """An evaluation, and a run that learns from examples."""
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    evaluates = name == "arithmetic_grpo"
+    recipe = load_recipe(name, ["trainer.type=null"] if evaluates else [], device="cpu")
+    (folder / "config.json").write_text(recipe.model_dump_json())
+    if evaluates:
+        (folder / "setup.json").write_text("{}")
+    process = hold(folder)
+    try:
+        assert run("runs", "show", "alone", "--run-dir", str(tmp_path)) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert f"running, process {process.pid} on" in out and "waits for" not in out
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path: Path, capsys: Any) -> None:

@@ -99,6 +99,21 @@ def test_an_episode_that_was_tried_again_in_another_worker_has_its_latest_reques
     assert found == {1: {5: Exchange([1], generation(6)), 7: Exchange([1, 6, 2], generation(8))}}
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_requests_of_an_earlier_run_that_the_latest_did_not_send_are_not_its_own(tmp_path: Path, resumed: bool) -> None:
+    """What was aborted by a push, or came after another answer, has a seed that the later run never asks with."""
+    log = TrafficLog(tmp_path / "t")
+    first = log.episode(1, evaluation=False)
+    first.add([1], params(5), generation(4))
+    first.add([1, 4, 2], params(9), ServerUnreachable("gone"))
+    if resumed:
+        log.close()
+        log = TrafficLog(tmp_path / "t")
+    log.episode(1, evaluation=False).add([1], params(5), generation(6))
+    log.close()
+    assert read_traffic(tmp_path / "t", [1]) == {1: {5: Exchange([1], generation(6))}}
+
+
 def test_an_error_is_kept_as_one(tmp_path: Path) -> None:
     log = TrafficLog(tmp_path / "t")
     log.episode(1, evaluation=False).add([1, 2], params(5), InferenceError("refused"))
@@ -123,7 +138,7 @@ def test_a_thread_writes_the_same_lines(tmp_path: Path) -> None:
     writer = WriterThread("logs")
     log_conversation(tmp_path / "beside", writer)
     without_time = [
-        [json.loads(line) | {"at": 0} for line in (tmp_path / name).read_text().splitlines()]
+        [json.loads(line) | {"at": 0, "run": 0} for line in (tmp_path / name).read_text().splitlines()]
         for name in ("at_once", "beside")
     ]
     assert without_time[0] == without_time[1] and len(without_time[0]) == 2

@@ -36,6 +36,17 @@ def test_records_of_one_step_are_read_as_one_and_later_values_win(tmp_path: Path
     assert (record["a"], record["b"]) == (2.0, 1.0)
 
 
+def test_a_damaged_line_costs_no_other(tmp_path: Path):
+    """A power failure leaves zeros where a line was to be."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step":1,"time":0,"a":1}\n\0\0\0\n{"step":null}\n[3]\n{"step":2,"time":0,"a":2}\n')
+    assert [record["a"] for record in read_metrics(file)] == [1, 2]
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    assert writer.void_after(1)
+    writer.close()
+    assert file.read_bytes() == b'{"step":1,"time":0,"a":1}\n'
+
+
 def test_resuming_voids_later_steps(tmp_path: Path):
     writer = MetricsWriter(tmp_path, tensorboard=False)
     for step in range(1, 6):
@@ -95,6 +106,19 @@ def test_records_that_a_full_disk_refuses_are_written_when_there_is_room(tmp_pat
     writer.write(3, {"a": 3.0})
     assert [one["a"] for one in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 2.0, 3.0]
     assert ["cannot be written now" in record.message for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("room", [1000, 0])
+def test_records_that_wait_for_room_at_the_end_are_written_or_their_loss_is_said(tmp_path: Path, caplog, room: int):
+    writer = MetricsWriter(tmp_path, tensorboard=False, clock=lambda: 1.0)
+    disk = FullDisk(writer._file)
+    writer._file = disk
+    writer.write(1, {"a": 1.0})
+    disk.room = room
+    writer.close()
+    writer.close()
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == bool(room)
+    assert caplog.text.count("lacks its last") == (not room)
 
 
 def test_a_damaged_line_of_a_followed_file_is_left_out(tmp_path: Path, caplog) -> None:

@@ -97,6 +97,16 @@ def test_a_bound_that_does_not_help_is_taken_back() -> None:
     assert sum(bound != mostly(bounds) for bound in bounds[600:]) < 0.2 * 600, "tries become rare"
 
 
+def test_a_smaller_bound_that_leaves_the_trainer_just_hungry_is_tried_seldom() -> None:
+    """It saves less of the wait than a larger bound must, and would be taken for as good as the larger one for ever."""
+    auto, bounds = AutoBound(), list[int]()
+    for _ in range(1200):
+        auto.observe(0.08 if auto.bound > 1 else 0.55, 10.0)
+        bounds.append(auto.bound)
+    assert mostly(bounds) == 2
+    assert sum(bound != 2 for bound in bounds[600:]) < 0.1 * 600
+
+
 def test_it_follows_a_system_that_changes() -> None:
     system, auto = System(lambda _: 9.0, train=10.0), AutoBound()
     settle(system, 200, auto)

@@ -3,14 +3,21 @@
 import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from agentrl.config.errors import ConfigError, DataError
 from agentrl.config.rollout import CurriculumConfig
+from agentrl.core.columns import Columns
 from agentrl.core.episode import Task
+from agentrl.core.workflow import LLM, Outcome
+from agentrl.rollout.age_bound import AgeBound
 from agentrl.rollout.curriculum import Curriculum, pools_of
+from agentrl.rollout.journal_proof import valid_outcomes
 from agentrl.rollout.tasks import TaskStream
+from tests.rollout.instant import Instant, run_virtually
+from tests.rollout.test_group_run import Plays
 
 TASKS = [Task(id=f"t{i}", data={"level": i // 4, "word": "abc"[i // 4]}) for i in range(12)]
 
@@ -155,3 +162,50 @@ def test_an_owed_draw_is_the_same_task_and_its_solve_rate_does_not_count_twice()
     plain = TaskStream(TASKS[:4], 0)
     with pytest.raises(ConfigError, match=r"the checkpoint has a rollout\.curriculum and the recipe has none"):
         plain.restore(stream.state())
+
+
+def test_a_task_that_retires_in_the_middle_of_a_pass_is_not_drawn_from_its_rest() -> None:
+    """Its group of the pass before ended late, and its next draw was planned already."""
+    curriculum = Curriculum(TASKS[:3], CurriculumConfig(retire_at=1.0, retire_after=1), seed=0, shuffle=False)
+    assert drawn(curriculum, 4) == ["t0", "t1", "t2", "t0"]
+    curriculum.observe(1, "t1", 1.0)
+    assert drawn(curriculum, 4) == ["t2", "t0", "t2", "t0"]
+
+
+def test_the_curriculum_sees_the_outcome_of_every_group_whether_it_is_trained_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is always solved makes groups without signal: if only trained ones counted, it would never retire."""
+    seen: dict[int, float] = {}
+    observe, stale = Curriculum.observe, AgeBound.stale
+
+    def noted(self: Curriculum, draw: int, task: str, solve_rate: float) -> None:
+        seen[draw] = solve_rate
+        observe(self, draw, task, solve_rate)
+
+    def too_old(self: AgeBound, columns: Columns) -> list[bool]:
+        old = columns.episodes and columns.episodes[0].group_id == "g2"
+        return [True] * len(columns.episodes) if old else stale(self, columns)
+
+    monkeypatch.setattr(Curriculum, "observe", noted)
+    monkeypatch.setattr(AgeBound, "stale", too_old)
+
+    async def act(llm: LLM, number: int) -> Outcome:
+        draw, index = divmod(number, 3)
+        if draw == 1 and index:
+            raise ValueError("of the policy's own making")
+        llm.session().say(3)  # type: ignore[attr-defined]
+        return Outcome(reward=1.0 if draw < 2 else float(index == 0))
+
+    settings = ["rollout.skip_uniform_groups=true", "rollout.curriculum.retire_at=1", "rollout.max_failure_rate=1"]
+    run = Instant(tmp_path, Plays(act), *settings, "rollout.max_concurrent=3", "rollout.batch_size=2")
+
+    async def work() -> None:
+        run.controller.start()
+        await run.step(0)
+        await run.close()
+
+    run_virtually(work())
+    outcomes = {one["draw"]: one["outcome"] for one in valid_outcomes(tmp_path) if one["step"] == 0}
+    assert [outcomes[draw] for draw in range(5)] == ["filtered", "failed", "stale", "trained", "trained"]
+    assert [seen[draw] for draw in range(5)] == pytest.approx([1.0, 1.0, 1 / 3, 1 / 3, 1 / 3])

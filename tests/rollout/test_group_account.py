@@ -162,6 +162,32 @@ def test_groups_without_signal_in_a_row_stop_the_run_with_a_diagnosis(tallies: l
     assert re.search(said, reason), reason
 
 
+def test_a_timeout_neither_counts_nor_ends_a_row_of_failures_of_the_infrastructure() -> None:
+    rules = StopRules(RolloutConfig(group_size=2, max_failures_in_a_row=3))
+    gone, late = failed(StopReason.INFERENCE_ERROR), failed(StopReason.TIMEOUT)
+    cancelled, good = failed(StopReason.CANCELLED), episode(1.0)
+    assert [rules.note(one) for one in (gone, late, cancelled, gone, good, gone, late, gone, late)] == [None] * 9
+    found = rules.note(gone)
+    assert found is not None and "failed 3 attempts in a row" in found and "inference_error" in found
+
+
+def test_groups_that_fail_in_a_row_stop_the_run_though_few_episodes_do() -> None:
+    """One failure in each group of eight is far below max_failure_rate, and yet no batch would ever be full."""
+    config = RolloutConfig(group_size=8, on_failure="drop", max_failed_groups=3)
+    rules = StopRules(config)
+    group = [episode(None, StopReason.AGENT_ERROR, "the tool is gone"), *[episode(1.0)] * 7]
+    failed = judge(group, config, RewardConfig())
+    assert failed.outcome == "failed"
+    assert rules.check(group, failed) is None and rules.check(group, failed) is None
+    assert rules.check([], Tally("kept")) is None, "a group that is trained on starts the count anew"
+    assert rules.check(group, failed) is None and rules.check([], uniform(1.0, 1.0)) is None
+    assert rules.check(group, failed) is None
+    found = rules.check(group, failed)
+    assert found is not None and "3 groups in a row failed, each with fewer than 8 of 8 usable" in found
+    assert "rollout.on_failure=drop" in found and "the tool is gone" in found
+    assert rules.check(group, failed) is None, "said once"
+
+
 def test_rewards_that_differ_by_the_rounding_of_a_sum_give_no_signal() -> None:
     same = [sum(steps) for steps in ([0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.2, 0.3, 0.1])]
     assert len(set(same)) == 2

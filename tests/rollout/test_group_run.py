@@ -257,6 +257,22 @@ def test_a_row_of_failures_ends_with_an_episode_that_did_not_fail(tmp_path: Path
     assert len(run.batches[0].episodes) == 2
 
 
+def test_a_resumed_run_counts_its_failed_episodes_on(tmp_path: Path) -> None:
+    """The first of a kind is the first of the run: its traceback stands in the file once."""
+    one = Episode(group_id="g0", task_id="t0", index=0, seed=0, stop_reason=StopReason.AGENT_ERROR, error="gone")
+    for _ in range(2):
+        failed = FailedEpisodes(tmp_path)
+        failed.add(one)
+        failed.close()
+        with (tmp_path / FILE).open("ab") as file:
+            file.write(b'{"kind": "cut')  # killed in the middle of a line
+    lines = (tmp_path / FILE).read_text().splitlines()
+    first, second = map(json.loads, lines[:2])
+    assert (first["count"], second["count"]) == (1, 2)
+    assert first["error"] == "gone" and "error" not in second
+    assert failure_counts(tmp_path / FILE) == [("agent_error: gone", 2)]
+
+
 def test_failed_episodes_are_in_a_file_with_the_first_traceback_of_each_kind(tmp_path: Path) -> None:
     async def act(llm: LLM, number: int) -> Outcome:
         if number % 3 == 1:

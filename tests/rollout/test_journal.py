@@ -186,6 +186,21 @@ def test_what_a_full_disk_refused_is_written_when_there_is_room_and_no_cut_is_ma
     assert sum("cannot be written" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize("room", [10_000, 0])
+def test_what_waits_for_room_at_the_end_is_written_or_its_loss_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, room: int
+) -> None:
+    journal = Journal(tmp_path, episodes=False)
+    journal.admitted(draw=0, task="t0", seed=0, version=0)
+    file = FullDisk(journal._file)  # type: ignore[arg-type]
+    journal._file = file  # type: ignore[assignment]
+    journal.group("trained", draw=0, task="t0", step=0)
+    file.room = room
+    journal.close()
+    assert prove(tmp_path).lines == (2 if room else 1)
+    assert ("lacks its last" in caplog.text) is not bool(room)
+
+
 async def test_a_disk_that_takes_its_time_keeps_only_the_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written, seen, whole = threading.Event(), list[int](), os.fsync
 

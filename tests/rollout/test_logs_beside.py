@@ -66,7 +66,7 @@ def test_steps_are_made_and_a_checkpoint_waits_while_no_log_can_be_written(
         world.controller.start()
         for step in range(STEPS):
             await world.step(step)
-        assert stood.is_set()
+        assert await asyncio.to_thread(stood.wait, SECONDS), "the thread may not have had the interpreter yet"
         assert len(read_metrics(tmp_path / "run" / "metrics.jsonl")) <= 1, "version 0 was recorded before any episode"
         cutting = asyncio.create_task(world.controller.checkpoint())
         assert await asyncio.to_thread(writer.asked.wait, SECONDS) and not cutting.done()

@@ -8,6 +8,7 @@ import httpx
 
 from agentrl.core.columns import Columns
 from agentrl.rollout.http_api import make_app
+from agentrl.rollout.run_status import TrainerCalls, run_status
 from tests.rollout.test_controller import Harness, episodes_of, settle
 
 
@@ -46,3 +47,22 @@ async def test_the_status_says_what_each_process_waits_for_and_until_when(tiny_m
         await harness.publish(1)
         assert Columns.from_bytes((await waiting).content)[0].episodes
     await harness.controller.close()
+
+
+async def test_a_controller_that_runs_nothing_says_why(tiny_model: Path, tmp_path: Path) -> None:
+    """After a resume it waits for the trainer's version, at the end for the trainer: neither is the bound's doing."""
+    harness = Harness(tmp_path, tiny_model, "trainer.epochs=1", "rollout.batch_size=6", "rollout.group_size=2")
+    controller = harness.controller
+
+    def doing() -> str:
+        return run_status(controller, [], TrainerCalls())["waits"][0]["doing"]
+
+    controller.rollouts.served.clear()
+    controller.start()
+    await harness.controller.ready(60.0)  # the evaluation of version 0
+    assert doing() == "waits for the version that the resumed trainer starts from"
+    controller.rollouts.served.set()
+    assert len(episodes_of(await asyncio.wait_for(controller.next_batch(0), 30))) == 12
+    await settle()
+    assert doing() == "waits for the end of the trainer: no further group is needed"
+    await controller.close()

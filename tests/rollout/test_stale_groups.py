@@ -106,6 +106,43 @@ async def test_the_young_members_of_a_group_that_is_too_small_are_cancelled_with
     await world.close()
 
 
+async def test_an_answer_that_was_asked_for_just_before_a_push_is_of_the_old_version(tmp_path: Path) -> None:
+    """It is cancelled with the first step that cannot train it, not one step later."""
+    world = World(tmp_path, *SMALL, eventful=False)
+    late, later = (stream_seed(world.recipe.seed, 1, index) for index in range(2))
+    world.slow = {late, later}
+    world.gates = {seed: asyncio.Event() for seed in world.slow}
+    world.controller.start()
+    await world.settle()
+    await world.act("newest", 0)
+    await world.act("batch", 0)
+    world.gates[late].set()  # after the step's own look at the ages, and before its push
+    await world.settle()
+    assert world.asked[-1] == 0
+    await world.act("publish", 0)
+    world.gates[later].set()
+    await world.settle()
+    await world.act("newest", 0)
+    await world.act("batch", 0)
+    assert [(one["group_id"], one["index"]) for one in world.stale_episodes()] == [("g1", 0), ("g1", 1)]
+    await world.close()
+
+
+async def test_an_episode_that_waited_for_a_place_has_the_version_of_its_begin(tmp_path: Path) -> None:
+    world = World(tmp_path, *SMALL, "rollout.max_concurrent=1", eventful=False)
+    world.controller.start()
+    await world.settle()
+    for _ in range(2):
+        await world.act("newest", 0)
+    await world.act("batch", 0)
+    await world.act("publish", 0)
+    for _ in range(2):
+        await world.act("newest", 0)
+    assert world.asked[:4] == [0, 0, 0, 1]
+    assert [one["version"] for one in world.episodes() if one["group_id"] == "g1"] == [0, 1]
+    await world.close()
+
+
 async def test_a_finished_member_that_grew_too_old_before_its_group_ended_is_left_out_once(tmp_path: Path) -> None:
     world = World(tmp_path, "rollout.batch_size=1", "rollout.group_size=3", "rollout.max_staleness=1", eventful=False)
     late = [stream_seed(world.recipe.seed, 0, index) for index in (1, 2)]
@@ -296,6 +333,25 @@ async def test_a_resumed_run_has_the_bound_from_its_first_step(tmp_path: Path) -
     await second.close()
 
 
+async def test_a_finished_group_of_a_checkpoint_takes_a_place_within_the_bound(tmp_path: Path) -> None:
+    """Else a resumed run would start one group more than the staleness gate allows for each that waits."""
+    first = World(tmp_path, *SMALL, eventful=False)
+    first.controller.start()
+    await first.settle()
+    await first.act("newest", 0)
+    await first.act("batch", 0)
+    await first.act("publish", 0)
+    state = await first.controller.checkpoint()
+    await first.close()
+    second = World(tmp_path, *SMALL, eventful=False)
+    await second.resume(1, state)
+    gate = second.controller.gate
+    assert len(second.controller._buffer) == 1 and (gate.accepted, gate.running) == (2, 1)
+    await second.drain()
+    assert sorted(one["draw"] for one in valid_outcomes(tmp_path) if one["outcome"] == "trained") == list(range(8))
+    await second.close()
+
+
 async def test_auto_changes_the_bound_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +400,8 @@ def test_what_is_left_of_a_group_is_judged_anew() -> None:
     assert uniform.tally.outcome == "stale" and "uniform rewards without them" in uniform.tally.reason
     again = without_stale(left, bound(step=6), CONFIG, RewardConfig(), "role")
     assert again.tally.outcome == "stale" and again.tally.reason == "2 of 3 episodes are too old"
-    assert again.tally.stale == (True, True, False) and len(again.tally.dropped) == 2
+    assert again.tally.stale == (True, True, False)
+    assert sorted(one.tokens for one in again.tally.dropped) == [1, 2, 2], "the young one goes with its group"
     assert without_stale(left, bound("mask", step=9), CONFIG, RewardConfig(), "role").tally.outcome == "stale"
     assert without_stale(left, bound("keep", step=9), CONFIG, RewardConfig(), "role") is left
 
@@ -355,7 +412,8 @@ def test_a_group_is_stale_only_if_its_old_episodes_would_have_made_it_usable() -
     assert judge([cancelled, good, failed], CONFIG, RewardConfig()).outcome == "stale"
     assert judge([cancelled, failed, failed], CONFIG, RewardConfig()).outcome == "failed"
     tally = judge([cancelled, good, failed], CONFIG, RewardConfig(), stale=[False])
-    assert tally.failures == {"agent_error": 1} and tally.solve_rate == 1.0 and len(tally.dropped) == 1
+    assert tally.failures == {"agent_error": 1} and tally.solve_rate == 1.0
+    assert [one.reward for one in tally.dropped] == [1.0, None], "what is finished is not trained either"
     rules = StopRules(CONFIG.model_copy(update={"batch_size": 1}))
     assert rules.check([cancelled] * 3, tally) is None, "a cancelled episode is no failure"
 

@@ -34,6 +34,28 @@ def test_after_a_restart_owed_tasks_come_first_and_then_the_rest() -> None:
     assert after.state()["owed"] == [3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize(
+    ("tasks", "seed", "said"),
+    [
+        (TASKS[:4], 1, "draw 5 was of task|draw 6 was of task"),
+        ([Task(id=f"t{i}", data={"row": "other"}) for i in range(5)], 1, "has another row than in the run"),
+        (TASKS, 2, "was of task"),
+    ],
+)
+def test_other_tasks_are_refused_where_no_draw_is_owed(tasks: list[Task], seed: int, said: str) -> None:
+    """Names are numbers of rows, which any dataset has: a run that ended has settled all its draws."""
+    stream = TaskStream(TASKS, seed=1)
+    for _ in TASKS:
+        stream.settle(stream.draw()[0])
+    state = json.loads(json.dumps(stream.state()))
+    assert not state["owed"] and not state["held"]
+    with pytest.raises(ConfigError, match=said):
+        TaskStream(tasks, seed=seed).restore(state)
+    TaskStream(TASKS, seed=1).restore(state)
+    del state["upcoming"]  # a checkpoint of before
+    TaskStream(tasks, seed=seed).restore(state)
+
+
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         TaskStream([], seed=0)

@@ -16,9 +16,11 @@ from agentrl.core.episode import Episode, Node, StopReason, Trajectory
 from agentrl.rollout.journal import Journal
 from agentrl.sim.choice import Case
 from agentrl.sim.device import Device, Speed
+from agentrl.sim.episodes import Shape
 from agentrl.sim.recorded import Call, at_a_time, calls_of, fit_speed, read_run, shapes_of, without_first
 from agentrl.sim.report import lines as report
 from agentrl.sim.shapes import Lognormal
+from agentrl.sim.simulation import Devices
 from agentrl.sim.virtual_loop import run_virtual
 
 START = 1_700_000_000.0
@@ -165,6 +167,61 @@ def test_the_prediction_of_a_run_is_held_against_its_own_steps(
     assert {one["max_staleness"] for one in found["tried"]} >= {0, 1}
 
 
+def test_what_a_step_waited_for_an_evaluation_is_no_part_of_it(folder: Path) -> None:
+    """The simulation plays no evaluation, so the truth that it is held against has none."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    waited = [one | {"time/step": one["time/step"] + 90.0, "time/wait_evaluation": 90.0} for one in lines[1:]]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in waited))
+    found = read_run(folder)
+    assert found.step_seconds == 8.0 and found.devices.step_seconds == pytest.approx(0.75)
+
+
+def test_episodes_that_did_not_end_well_are_left_out_and_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = Journal(folder, episodes=True)
+    for index in (2, 3):
+        stale = episode(3, index, [(0.0, 90.0, 4000)], 90.0, after=8.0)
+        journal.episode(stale.model_copy(update={"reward": None, "stop_reason": StopReason.STALE}))
+    journal.close()
+    settings = ["rollout.batch_size=2", "rollout.group_size=2", "rollout.max_concurrent=8"]
+    main_exits(["sim", "arithmetic_grpo", *settings, "--from", str(folder), "--split", "1+1", "--steps", "1"])
+    out = capsys.readouterr().out
+    assert "left out  episodes that did not end well: 2 stale;" in out and "40 tokens on average" in out
+
+
+def test_a_simulated_run_that_cannot_go_on_ends_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run whose rewards were all equal, with dynamic sampling; and answers that no time limit allows."""
+    few = ["rollout.batch_size=2", "rollout.group_size=2", "rollout.max_concurrent=8"]
+    uniform = [*few, "rollout.skip_uniform_groups=true", "rollout.max_uniform_groups=5"]
+    (folder / "config.json").write_text(load_recipe("arithmetic_grpo", uniform, device="cpu").model_dump_json())
+    (folder / "episodes.jsonl").unlink()
+    journal = Journal(folder, episodes=True)
+    for group in range(4):
+        journal.episode(episode(group, 0, [(0.0, 4.0, 40)], 4.0, after=8.0 * group))
+    journal.close()
+    (folder / "long.txt").write_text("1e9\n")
+    for arguments, said in (
+        ([*few, "--from", str(folder)], "5 groups in a row had equal rewards"),
+        ([*few, "--lengths", str(folder / "long.txt")], "(rollout.episode_timeout)"),
+    ):
+        assert main_exits(["sim", "arithmetic_grpo", *arguments, "--split", "1+1", "--steps", "1"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "the simulated run with 1+1 devices" in line and said in line
+
+
+def test_a_run_that_leaves_out_most_groups_makes_all_its_steps() -> None:
+    """One group of twenty has different rewards; it once ran out of tasks, and no figure could be computed."""
+
+    class Seldom(Lognormal):
+        def of(self, task: str, seed: int) -> Shape:
+            mixed = random.Random(task).random() < 0.05
+            return Shape(super().of(task, seed).turns, float(mixed and seed % 2))
+
+    settings = ["rollout.batch_size=2", "rollout.group_size=8", "rollout.skip_uniform_groups=true"]
+    recipe = load_recipe("arithmetic_grpo", settings, device="cpu")
+    case = Case(recipe, Devices(1, 1, Speed(0.01, 0.0), train_seconds=1.0), Seldom(20, 0.5, 100), 4)
+    assert case.run(1, 1, 0).steps == 4
+
+
 def test_the_table_has_80_columns_and_names_the_best(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = folder / "lengths.txt"
     lengths.write_text("100\n200\n700\n")
@@ -189,11 +246,19 @@ def test_a_folder_without_records_and_a_file_without_numbers_are_refused_in_one_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "words.txt").write_text("100\nmany\n")
+    (tmp_path / "old").mkdir()
+    recorded_run(tmp_path / "old")
+    (tmp_path / "old" / "metrics.jsonl").write_text('{"step":1,"time":1.0,"time/step":8.0}\n')
+    (tmp_path / "less.txt").write_text("100\n-5\n")
+    (tmp_path / "endless.txt").write_text("inf\n")
     level = logging.getLogger("agentrl").level
     for arguments, said in (
         (["--from", str(tmp_path)], "no metrics.jsonl"),
         (["--lengths", str(tmp_path / "none.txt")], "no such file"),
         (["--lengths", str(tmp_path / "words.txt")], "'many'"),
+        (["--lengths", str(tmp_path / "less.txt")], "cannot have -5 tokens"),
+        (["--lengths", str(tmp_path / "endless.txt")], "cannot have inf tokens"),
+        (["--from", str(tmp_path / "old")], "has 0 steps with their times"),
         (["--split", "8"], "--split 8: want devices"),
         (["--split", "0+8"], "--split 0+8: want devices"),
     ):
