@@ -226,7 +226,7 @@ class Columns:
             finish_reason=FINISH_REASONS[self.finish[index]],
             reward=None if np.isnan(reward) else reward,
             teacher_logprobs=spread(self.teacher_logprobs, 0.0) if self.scored[index] else [],
-            experts=_known(self.experts[here]) if len(self.experts) else None,
+            experts=known_experts(self.experts[here]) if len(self.experts) else None,
         )
 
     def to_bytes(self, **more: Any) -> bytes:
@@ -306,7 +306,7 @@ def split(columns: Columns) -> list[Columns]:
     return parts
 
 
-def _known(stored: NDArray[Any]) -> ExpertRows | None:
+def known_experts(stored: NDArray[Any]) -> ExpertRows | None:
     """Returns the experts of a message; ``None`` if those of no token are known."""
     experts = wide(stored)
     return ExpertRows.of(experts) if (experts >= 0).any() else None

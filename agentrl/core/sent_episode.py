@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
-from agentrl.core.columns import Columns, EpisodeRecord, concatenate
+from agentrl.core.columns import Columns, EpisodeRecord, concatenate, known_experts
 from agentrl.core.episode import Episode
 
 _LAZY = "trajectories"
@@ -75,6 +75,11 @@ class SentEpisode(Episode):
         if name != _LAZY:
             return super().__getattr__(name)  # type: ignore[misc]  # pydantic hides it from type checkers
         found = Episode.model_validate_json(self._line).trajectories
+        if len(self._columns.experts):  # which the line lacks
+            nodes, first = [node for one in found.values() for node in one.nodes], 0
+            for node in nodes:
+                end = first + len(node.token_ids)
+                node.experts, first = known_experts(self._columns.experts[first:end]), end
         vars(self)[_LAZY] = found
         return found
 

@@ -8,6 +8,7 @@ import pytest
 from agentrl.core.columns import COLUMNS, Columns, concatenate, split
 from agentrl.core.ending import episode_cut
 from agentrl.core.episode import Episode, Node, StopReason, Task, Trajectory
+from agentrl.core.experts import ExpertRows
 from agentrl.core.sent_episode import SentEpisode, columns_of
 from agentrl.rollout.episode_runs import EpisodeOrder
 from agentrl.rollout.journal import Journal, read_episodes
@@ -83,6 +84,20 @@ def test_a_changed_copy_is_an_ordinary_episode() -> None:
     taught = came.model_copy(update={"trajectories": made(teacher=True).trajectories})
     assert type(taught) is Episode
     assert len(columns_of([taught]).teacher_logprobs) == 3
+
+
+def test_a_copy_keeps_the_experts_that_the_line_lacks() -> None:
+    """A teacher scores a copy, and the update replays the experts of the policy's server."""
+    episode = made()
+    first, answer = episode.trajectories["assistant"].nodes[:2]
+    rows = ExpertRows.of(np.arange(12).reshape(3, 4))
+    answer.experts = rows
+    (came,) = sent(episode)
+    nodes = came.model_copy(update={"reward": 2.0}).trajectories["assistant"].nodes
+    assert [node.experts for node in nodes] == [None, rows, None]
+    changed = came.model_copy(update={"reward": 2.0})
+    np.testing.assert_array_equal(columns_of([changed]).experts, Columns.of([episode]).experts)
+    assert first.experts is None
 
 
 def test_writing_it_never_leaves_out_its_conversations() -> None:
