@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlparse
 
 from agentrl.core.extras import install_hint
@@ -213,7 +213,7 @@ def as_rgb(image: "Image") -> "Image":
 def _of_upper_bits(image: "Image") -> "Image":
     """Returns an image of integers as one of 8 bits: its 16 bits without the lower 8, or its values if they are 8."""
     wide = image.convert("I")
-    least, most = wide.getextrema()
+    least, most = cast(tuple[int, int], wide.getextrema())
     if least < 0 or most > 0xFFFF:
         raise ImageError(
             f"a PIL image of mode I has values from {least} to {most}, want 0 to 255, or 65535 for 16 bits"

@@ -87,14 +87,10 @@ class Policy(nn.Module):
         decoder = decoder_of(self.model)
         if (routers := routers_of(decoder)) is not None:
             routers.give(batch.experts)
-        pixels = pixels_of(self.model)
-        if pixels is not None and not batch.pixels and isinstance(self, FSDPModule):
-            nothing = pixels.idle(decoder, batch.token_ids.device)  # first: collectives come in one order on all ranks
-            return hidden_states(decoder, batch) + nothing
+        sharded = isinstance(self, FSDPModule)
         if not self.balance or not torch.is_grad_enabled():
-            return hidden_states(decoder, batch)
-        with embedded_as(decoder, batch.token_ids, batch.inputs) as inputs:
-            out = decoder(use_cache=False, output_router_logits=True, **inputs)
+            return hidden_states(decoder, batch, sharded=sharded)
+        out = _run(decoder, batch, sharded, output_router_logits=True)
         self._router_loss = self.balance * router_loss(self.model, out.router_logits, batch)
         return out.last_hidden_state.flatten(0, 1)
 
@@ -119,10 +115,28 @@ def _chunk_loss(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[sli
     return loss
 
 
-def hidden_states(decoder: Any, batch: MicroBatch) -> Tensor:
-    """Computes ``[rows * length, hidden]`` hidden states of a micro-batch, after the decoder's last norm."""
+def hidden_states(decoder: Any, batch: MicroBatch, *, sharded: bool = False) -> Tensor:
+    """Computes ``[rows * length, hidden]`` hidden states of a micro-batch, after the decoder's last norm.
+
+    Args:
+        decoder: Decoder of a model.
+        batch: The micro-batch.
+        sharded: Whether ranks share its parameters. All of them use an image tower then, whether or not their own rows
+            hold images: each pass of one rank is a collective.
+    """
+    return _run(decoder, batch, sharded).last_hidden_state.flatten(0, 1)
+
+
+def _run(decoder: Any, batch: MicroBatch, sharded: bool, **how: Any) -> Any:
+    """Returns what a decoder returns for a micro-batch; arguments as of :func:`hidden_states`."""
+    pixels, nothing = pixels_of(decoder), None
+    if sharded and pixels is not None and not batch.pixels:
+        nothing = pixels.idle(decoder, batch.token_ids.device)  # first: collectives come in one order on all ranks
     with embedded_as(decoder, batch.token_ids, batch.inputs) as inputs:
-        return decoder(use_cache=False, **inputs).last_hidden_state.flatten(0, 1)
+        out = decoder(use_cache=False, **how, **inputs)
+    if nothing is not None:
+        out.last_hidden_state = out.last_hidden_state + nothing
+    return out
 
 
 @torch.no_grad()
