@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.func import functional_call
-from transformers import AutoConfig, AutoModel
+from transformers import AutoModel
 
 from agentrl.config.errors import UserError
+from agentrl.core.model_files import Unreadable, read_config
 from agentrl.models.auto_class import auto_class
 from agentrl.models.decoder import decoder_of
-from agentrl.models.folder_check import refused_folder, unknown_config
+from agentrl.models.folder_check import refused_folder
+from agentrl.models.loading import load_weights
 from agentrl.models.own_head import OwnHead, head_form, head_parameters
 from agentrl.models.pixels import embedded_as, keep_pixels, pixels_of
 from agentrl.models.probe import FAULTS, Unfit, find_way
@@ -218,23 +220,20 @@ def load_model(
 def read_model(path: Path, *, head: bool = True, trust: bool = False, **how: Any) -> Any:
     """Reads a model in float32, without dropout, and without ``head`` its decoder alone.
 
-    The first attention is taken that the class has. ``how`` goes to ``from_pretrained``.
+    ``how`` goes to ``from_pretrained``.
 
     Raises:
         ModelRefused: It cannot be loaded.
     """
     config = without_noise(load_config(path, trust=trust))
-    kind, errors = auto_class(config) if head else AutoModel, []
-    for attention in ("sdpa", "eager"):
-        chosen = {"config": config, "attn_implementation": attention, "trust_remote_code": trust, **how}
-        try:
-            model = kind.from_pretrained(str(path), dtype=torch.float32, **chosen)
-        except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
-            errors.append(error)
-        else:
-            keep_pixels(model, path)
-            return model
-    raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {errors[0]}") from errors[0]
+    kind = auto_class(config) if head else AutoModel
+    drawn = ("",) if how.get("key_mapping") or not head else ()  # adapters; parts that only a decoder alone has
+    try:
+        model = load_weights(kind, path, config, drawn=drawn, trust=trust, dtype=torch.float32, **how)
+    except Unreadable as error:
+        raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {error}") from error
+    keep_pixels(model, path, trust=trust)
+    return model
 
 
 def check_model(model: Any, context: int = 0, *, packed: bool = False) -> None:
@@ -281,9 +280,9 @@ def load_config(path: Path, *, trust: bool = False, weights: bool = True) -> Any
     if why := refused_folder(path, weights=weights):
         raise ModelRefused(f"the model cannot be trained: {why}")
     try:
-        return AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
-    except (ValueError, KeyError) as error:
-        raise ModelRefused(f"the model cannot be trained: {unknown_config(path, error)}") from error
+        return read_config(path, trust=trust)
+    except Unreadable as error:
+        raise ModelRefused(f"the model cannot be trained: {error}") from error
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
