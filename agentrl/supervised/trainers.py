@@ -132,15 +132,16 @@ def dataset(columns: Columns) -> Dataset:
 
 
 def _config(recipe: Recipe, model: Path) -> Any:
-    return load_config(model, trust=recipe.model.trust_remote_code)
-
-
-def _causal(recipe: Recipe, model: Path, config: Any) -> Any:
+    config = load_config(model, trust=recipe.model.trust_remote_code)
     if has_image_class(config):
         raise ModelRefused(
             f"trainer.type={recipe.trainer.type}: of a {config.model_type!r} transformers has no class of its text "
             "alone, and supervised trainers learn from text: take a causal language model"
         )
+    return config
+
+
+def _causal(recipe: Recipe, model: Path, config: Any) -> Any:
     return _loaded(recipe, AutoModelForCausalLM, model, config)
 
 
