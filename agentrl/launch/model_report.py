@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl.core.image_reader import ImageReader
+from agentrl.core.image_reader import ImageReader, has_image_class
 from agentrl.core.images import data_url
 from agentrl.core.message_shape import ImageRefused
-from agentrl.core.model_files import COPY, Unreadable, one_line, read_tokenizer, unreadable
-from agentrl.launch.model_shape import shape_of_folder
+from agentrl.core.model_files import COPY, Unreadable, one_line, read_config, read_tokenizer, unreadable
+from agentrl.launch.model_shape import shape_of_folder, shape_of_weights
 from agentrl.models.folder_check import (
     RESIZE,
     embedding_rows,
@@ -72,7 +72,7 @@ def report(folder: Path, context: int = 0, *, trust: bool = False) -> list[Line]
         lines += _template(folder, trust)
     if why := refused_folder(folder):
         return [*lines, *(Line(part, "refused", *_parted(why)) for part in ("trainer", "embedded engine"))]
-    return [*lines, *_computed(folder, context, trust), *_memory(folder)]
+    return [*lines, *_computed(folder, context, trust), *_memory(folder, trust)]
 
 
 def _tokenizer(folder: Path, trust: bool) -> Iterator[Line]:
@@ -176,7 +176,7 @@ def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
     original, of = folder, "the model itself"
     context = context or min(_own_context(folder, trust) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     with tempfile.TemporaryDirectory(prefix="agentrl-model-check-") as small:
-        if _parameters(folder) > SMALL:
+        if _parameters(folder, trust) > SMALL:
             why = _write_small(folder, Path(small), trust)
             if why is not None:
                 yield from (Line(part, "refused", *_parted(why)) for part in ("trainer", "embedded engine"))
@@ -189,9 +189,15 @@ def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
         yield _images(original, engine, trainer[0], tried=folder == original, trust=trust)
 
 
-def _parameters(folder: Path) -> int:
-    """Returns the number of a model's parameters; 0 if it is not known."""
+def _parameters(folder: Path, trust: bool) -> int:
+    """Returns the number of a model's parameters; 0 if it is not known.
+
+    It is that of its files, but of a composite model that is loaded as text alone, whose files hold more.
+    """
     try:
+        stored = shape_of_weights(folder).parameters
+        if stored and ("text_config" not in _config(folder) or has_image_class(read_config(folder, trust=trust))):
+            return stored
         return shape_of_folder(folder).parameters
     except (OSError, ValueError):
         return 0
@@ -323,21 +329,21 @@ def _unrendered(folder: Path, url: str, trust: bool) -> str:
     return ""
 
 
-def _memory(folder: Path) -> Iterator[Line]:
+def _memory(folder: Path, trust: bool) -> Iterator[Line]:
     """Estimates memory; nothing if the number of parameters is not known."""
     try:
         shape = shape_of_folder(folder)
     except (OSError, ValueError):
         return
-    if not shape.parameters:
+    if not (parameters := _parameters(folder, trust)):
         return
     text = (
-        f"{shape.parameters / 1e6:,.0f} million parameters: trainer {shape.parameters * TRAINED_BYTES / GIB:.1f} GiB "
-        f"without activations, server {shape.parameters * 2 / GIB:.1f} GiB in bfloat16"
+        f"{parameters / 1e6:,.0f} million parameters: trainer {parameters * TRAINED_BYTES / GIB:.1f} GiB "
+        f"without activations, server {parameters * 2 / GIB:.1f} GiB in bfloat16"
     )
     if shape.kv_width:
         text += f" and {4 * shape.layers * shape.kv_width / 1024:.0f} KiB of cache for each token"
-    yield Line("memory", "ok", text, data={"parameters": shape.parameters})
+    yield Line("memory", "ok", text, data={"parameters": parameters})
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import AutoModelForImageTextToText, AutoTokenizer, LlamaConfig
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
-from agentrl.launch.model_report import Line, as_json, report, shown
+from agentrl.launch.model_report import Line, _memory, as_json, report, shown
 from tests.models.families import small_model
 from tests.tiny_mixture import build_tiny_mixture
 from tests.tiny_vision import build_tiny_vision
@@ -162,6 +162,20 @@ def test_a_model_that_takes_images_says_what_stands_for_them(tiny_vision: Path) 
     assert re.search(rf"Processor puts \d+ times '{re.escape(token)}' \({found['placeholder']}\)", line.text), line.text
     assert line.part in shown(lines)
     assert not [target for target in found["lora"] if "visual" in target or "vision" in target]
+
+
+@pytest.mark.parametrize("family", ["phi", "qwen2_moe", "gpt2"])
+def test_memory_is_of_all_parameters_whatever_the_layers_are(family: str, tmp_path: Path) -> None:
+    model = small_model(family)
+    model.save_pretrained(tmp_path)
+    (line,) = _memory(tmp_path, False)
+    assert line.data == {"parameters": sum(one.numel() for one in model.parameters())}
+
+
+def test_memory_is_of_an_image_tower_too_where_one_is_loaded(tiny_vision: Path) -> None:
+    (line,) = _memory(tiny_vision, False)
+    model = AutoModelForImageTextToText.from_pretrained(tiny_vision)
+    assert line.data == {"parameters": sum(one.numel() for one in model.parameters())}
 
 
 def test_a_text_model_says_that_it_takes_no_images(tiny_model: Path) -> None:
