@@ -116,7 +116,8 @@ def _alike(url: str) -> str:
     with decoding(), Image.open(io.BytesIO(data)) as image:
         upright = image.getexif().get(_ORIENTATION, 1) == 1
         if image.mode in _ALIKE and upright and not image.has_transparency_data:
-            return url_of(data)
+            same = url_of(data)
+            return url if url == same else same  # the one object, which messages hold
         return _png(image)
 
 
