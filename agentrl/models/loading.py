@@ -27,7 +27,7 @@ def load_weights(
         kind: Auto class of transformers.
         path: Folder of the model.
         config: Its config.
-        drawn: Beginnings of the names of weights that its files may lack; ``[""]`` for all.
+        drawn: Parts of the names of weights that its files may lack, as the caller sets them; ``[""]`` for all.
         trust: Whether code that comes with the model may run.
         how: Further arguments of ``from_pretrained``.
 
@@ -69,7 +69,7 @@ def _not_whole(found: dict[str, Any], drawn: Sequence[str]) -> str | None:
         name, stored, wanted = wrong[0][:3]
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return f"holds {name} as {list(stored)}, and its config.json wants {list(wanted)}{more}: {again}"
-    lacks = sorted(name for name in found["missing_keys"] if not name.startswith(tuple(drawn)))
+    lacks = sorted(name for name in found["missing_keys"] if not any(part in name for part in drawn))
     if not lacks:
         return None
     more = f" and {len(lacks) - SHOWN} more" if len(lacks) > SHOWN else ""

@@ -75,7 +75,7 @@ def rm(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any
     """Build the reward model trainer (score at the last token): -log sigmoid(chosen score - rejected score)."""
     config = without_noise(_config(recipe, model))
     config.num_labels = 1
-    scoring = _loaded(recipe, AutoModelForSequenceClassification, model, config, drawn=("score", "classifier"))
+    scoring = _loaded(recipe, AutoModelForSequenceClassification, model, config, drawn=("score.", "classifier."))
     remove_noise(scoring)  # TRL sets dropout layers only, and not what attention and layer drop read
     return Reward(model=scoring, args=RewardConfig(**common), **parts)
 

@@ -227,7 +227,7 @@ def read_model(path: Path, *, head: bool = True, trust: bool = False, **how: Any
     """
     config = without_noise(load_config(path, trust=trust))
     kind = auto_class(config) if head else AutoModel
-    drawn = ("",) if how.get("key_mapping") or not head else ()  # adapters; parts that only a decoder alone has
+    drawn = (".lora_",) if head else ("",)  # of adapters; parts that only a decoder alone has
     try:
         model = load_weights(kind, path, config, drawn=drawn, trust=trust, dtype=torch.float32, **how)
     except Unreadable as error:

@@ -15,7 +15,7 @@ from agentrl.core.model_files import Unreadable, read_config, read_tokenizer
 from agentrl.engine.model import ModelError, load_without_tokenizer
 from agentrl.models.folder_check import refused_folder
 from agentrl.models.loading import load_weights
-from agentrl.train.policy import ModelRefused, load_model
+from agentrl.train.policy import ModelRefused, load_model, read_model
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
@@ -104,6 +104,15 @@ def test_weights_that_the_caller_sets_may_be_missing(folder: Path) -> None:
     assert load_weights(AutoModelForCausalLM, folder, config, drawn=["model.layers.1"])
     with pytest.raises(Unreadable, match=r"down_proj"):
         load_weights(AutoModelForCausalLM, folder, config, drawn=["model.layers.0"])
+
+
+def test_adapters_may_be_missing_and_nothing_else(folder: Path) -> None:
+    """Ranks that load their own parts have adapters already, whose values are not in the files."""
+    names = {r"\.q_proj\.weight$": ".q_proj.weight"}
+    assert read_model(folder, key_mapping=names)
+    without_weight(folder)
+    with pytest.raises(ModelRefused, match="lacks weights"):
+        read_model(folder, key_mapping=names)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
