@@ -26,7 +26,19 @@ ALLOWED = {
     "evaluate": {"core", "config", "data", "inference", "rollout", "rewards"},
     "observe": {"core", "host", "config"},
     "plan": {"core", "host", "config", "data", "inference", "launch", "models", "observe", "rollout"},
-    "supervised": {"core", "host", "config", "data", "envkit", "inference", "train", "evaluate", "observe", "weights"},
+    "supervised": {
+        "core",
+        "host",
+        "config",
+        "data",
+        "envkit",
+        "inference",
+        "models",
+        "train",
+        "evaluate",
+        "observe",
+        "weights",
+    },
 }
 ALL = {*ALLOWED, "launch", "bench"}
 ALLOWED |= {

@@ -31,7 +31,7 @@ class ModelConfig(Section):
         "whose template has none), or training (TRL's, which keeps earlier turns).",
     )
     trust_remote_code: bool = Field(
-        default=False, description="Run the Python code that comes with the model, in the trainer and the servers."
+        default=False, description="Run the Python code that comes with the model, in all processes of the run."
     )
 
 

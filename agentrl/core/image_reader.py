@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from agentrl.core.extras import install_hint
 from agentrl.core.images import EXTRA, ImageError, image_bytes, opened
+from agentrl.core.model_files import Unreadable, one_line, read_config, unreadable
 from agentrl.core.videos import frames_of, is_video, is_video_url
 
 FILES = ("preprocessor_config.json", "processor_config.json")
@@ -68,20 +69,22 @@ class ImageReader:
         self._placeholders = lru_cache(maxsize=REMEMBERED)(self._placeholders_of)
 
     @classmethod
-    def find(cls, folder: Path) -> tuple["ImageReader | None", str]:
+    def find(cls, folder: Path, *, trust: bool = False) -> tuple["ImageReader | None", str]:
         """Finds the reader of a model.
 
         Args:
             folder: Model folder.
+            trust: Whether code that comes with the model may run.
 
         Returns:
             The reader; or ``None``, and why the model takes no images, which is empty for a model of text.
         """
         if not any((folder / name).is_file() for name in FILES):
             return None, ""
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(str(folder))
+        try:
+            config = read_config(folder, trust=trust)
+        except Unreadable as error:
+            return None, str(error)
         if not has_image_class(config):
             return None, f"of a {config.model_type} the text part alone is loaded"
         try:
@@ -93,7 +96,10 @@ class ImageReader:
         kind = PROCESSOR_MAPPING.get(type(config), None)
         if kind is None or not hasattr(kind, "replace_image_token"):
             return None, f"transformers has no processor of {config.model_type} that tells its placeholders"
-        return cls(_without_video(kind).from_pretrained(str(folder)), folder), ""
+        try:
+            return cls(_without_video(kind).from_pretrained(str(folder)), folder), ""
+        except unreadable() as error:
+            return None, f"the model's processor cannot be loaded ({one_line(error)})"
 
     @property
     def no_videos(self) -> str:
@@ -113,9 +119,8 @@ class ImageReader:
         own = self._processor
         try:
             video = AutoVideoProcessor.from_pretrained(str(self._folder))
-        except (ImportError, OSError, ValueError, RuntimeError) as error:
-            why = str(error).strip().partition("\n")[0]
-            return None, f"the model's video processor cannot be loaded ({type(error).__name__}: {why})"
+        except unreadable() as error:
+            return None, f"the model's video processor cannot be loaded ({one_line(error)})"
         parts = {"image_processor": own.image_processor, "tokenizer": own.tokenizer, "video_processor": video}
         whole = kind(**parts, chat_template=own.chat_template)
         if shared := {*whole.image_processor.model_input_names} & {*video.model_input_names}:
@@ -146,8 +151,13 @@ class ImageReader:
             out = self._read_videos([frames_of(data)], return_text_replacement_offsets=True)
             ((found,),) = out["text_replacement_offsets"]
             return found["replacement"]
-        images = [opened(data)]
-        out = self._processor(images=images, text=[self.token], return_text_replacement_offsets=True)
+        image = opened(data)
+        try:
+            out = self._processor(images=[image], text=[self.token], return_text_replacement_offsets=True)
+        except ValueError as error:  # of a size that it does not take
+            raise ImageError(
+                f"the model's {self.name} takes no image of {image.width} x {image.height} pixels: {error}"
+            ) from error
         ((found,),) = out["text_replacement_offsets"]
         return found["replacement"]
 

@@ -1,18 +1,21 @@
 """Images in messages: parts of a content, kept as data URLs.
 
 Guarantees: an image comes out as ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``, whether
-it came as a path, a ``file://`` URL, a data URL or a PIL image; the bytes of a file are kept unchanged, and a PIL image
-becomes a PNG of its RGB values, which are all that models are shown. Nothing is fetched over a network. Pillow is
-imported only where an image is made or decoded; importing this module costs nothing.
+it came as a path, a ``file://`` URL, a data URL or a PIL image. Every server and the trainer see the same pixels: the
+bytes of a file are kept unchanged if all decoders read them alike, else the image becomes a PNG of its RGB values as a
+person sees them (:func:`as_rgb`), and so does a PIL image. Nothing is fetched over a network. Pillow is imported only
+where an image is made or decoded; importing this module costs nothing.
 """
 
 import base64
 import binascii
 import io
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlparse
 
 from agentrl.core.extras import install_hint
@@ -35,6 +38,9 @@ _KINDS = {  # first bytes of a file -> its kind
     b"BM": "bmp",
 }
 _REMEMBERED = 64  # images whose bytes are remembered by their data URL
+_ALIKE = ("1", "L", "P", "RGB")  # Pillow's modes of files that all decoders read alike, unless they are transparent
+_ORIENTATION = 0x0112  # tag of EXIF: how a camera was held; 1 is upright
+_BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error)  # what Pillow raises for bytes that it cannot read
 
 
 class ImageError(ValueError):
@@ -73,7 +79,7 @@ def data_url(given: Any) -> str:
     url = file_url(given)
     if image_bytes(url).startswith(FRAMES):
         raise ImageError(f"{str(given)[:80]!r} is a TIFF, which only a video may be: make a PNG of it")
-    return url
+    return url if is_pil(given) else _alike(url)
 
 
 def file_url(given: Any) -> str:
@@ -93,6 +99,26 @@ def file_url(given: Any) -> str:
     if scheme in ("http", "https", "ftp", "s3"):
         raise ImageError(f"images are not fetched over a network: download {given[:200]} and pass the file's path")
     return _of_file(Path(unquote(urlparse(given).path)) if scheme == "file" else Path(given))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _alike(url: str) -> str:
+    """Returns an image that all decoders read alike: the one given, or a PNG of its RGB values.
+
+    Servers differ in what they make of transparent parts, 16 bits and a camera's orientation. Without Pillow the image
+    stays as it is: then no model of this process reads it.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        return url
+    data = image_bytes(url)
+    with decoding(), Image.open(io.BytesIO(data)) as image:
+        upright = image.getexif().get(_ORIENTATION, 1) == 1
+        if image.mode in _ALIKE and upright and not image.has_transparency_data:
+            same = url_of(data)
+            return url if url == same else same  # the one object, which messages hold
+        return _png(image)
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -157,20 +183,66 @@ def opened(data: bytes) -> "Image":
         ImageError: The bytes are broken, or Pillow is not installed.
     """
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError as error:
         raise ImageError(f"images need Pillow: {install_hint(EXTRA)}") from error
+    with decoding(), Image.open(io.BytesIO(data)) as image:
+        return as_rgb(image)
+
+
+def as_rgb(image: "Image") -> "Image":
+    """Returns a PIL image as RGB, as a person sees it.
+
+    It is turned upright as its EXIF data say, transparent parts are white, and of 16 bits the upper 8 are taken.
+
+    Raises:
+        ImageError: Its values have no known range.
+    """
+    from PIL import Image, ImageOps
+
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode == "F":
+        raise ImageError("a PIL image of mode F says not which value is white: convert it to L or RGB")
+    if turned.mode.startswith("I"):
+        return _of_upper_bits(turned).convert("RGB")
+    if turned.has_transparency_data:
+        shown = turned.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown).convert("RGB")
+    return turned.convert("RGB")
+
+
+def _of_upper_bits(image: "Image") -> "Image":
+    """Returns an image of integers as one of 8 bits: its 16 bits without the lower 8, or its values if they are 8."""
+    wide = image.convert("I")
+    least, most = cast(tuple[int, int], wide.getextrema())
+    if least < 0 or most > 0xFFFF:
+        raise ImageError(
+            f"a PIL image of mode I has values from {least} to {most}, want 0 to 255, or 65535 for 16 bits"
+        )
+    if image.mode == "I" and most <= 0xFF:
+        return wide.convert("L")
+    return wide.point(lambda value: value * (1 / 256)).convert("L")
+
+
+@contextmanager
+def decoding(what: str = "the image") -> Iterator[None]:
+    """Turns what Pillow raises for broken bytes of ``what`` into an :class:`ImageError`."""
+    from PIL import Image
+
     try:
-        return Image.open(io.BytesIO(data)).convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError(f"the image cannot be decoded: {error}") from error
+        yield
+    except ImageError:
+        raise
+    except (*_BROKEN, Image.DecompressionBombError) as error:
+        raise ImageError(f"{what} cannot be decoded: {error}") from error
 
 
 def _png(image: Any) -> str:
     if image.width < 1 or image.height < 1:
         raise ImageError(f"a PIL image of {image.width} x {image.height} pixels holds nothing")
     buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, format="PNG")
+    with decoding():
+        as_rgb(image).save(buffer, format="PNG")
     return url_of(buffer.getvalue())
 
 

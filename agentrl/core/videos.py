@@ -11,7 +11,18 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from agentrl.core.images import FRAMES, ImageError, data_url, file_url, image_bytes, is_pil, opened, url_of
+from agentrl.core.images import (
+    FRAMES,
+    ImageError,
+    as_rgb,
+    data_url,
+    decoding,
+    file_url,
+    image_bytes,
+    is_pil,
+    opened,
+    url_of,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -54,13 +65,10 @@ def frames_of(data: bytes) -> "list[Image]":
     Raises:
         ImageError: The bytes are broken, or Pillow is not installed.
     """
-    from PIL import Image, ImageSequence, UnidentifiedImageError
+    from PIL import Image, ImageSequence
 
-    try:
-        with Image.open(io.BytesIO(data)) as file:
-            return [frame.convert("RGB") for frame in ImageSequence.Iterator(file)]
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError(f"the frames of the video cannot be decoded: {error}") from error
+    with decoding("the frames of the video"), Image.open(io.BytesIO(data)) as file:
+        return [as_rgb(frame) for frame in ImageSequence.Iterator(file)]
 
 
 def _url(given: Any) -> str:
@@ -69,7 +77,7 @@ def _url(given: Any) -> str:
         return given
     if isinstance(given, Sequence) and not isinstance(given, str | bytes):
         _count(len(given))
-        return _tiff([one.convert("RGB") if is_pil(one) else opened(image_bytes(data_url(one))) for one in given])
+        return _tiff([as_rgb(one) if is_pil(one) else opened(image_bytes(data_url(one))) for one in given])
     try:
         frames = frames_of(image_bytes(file_url(given)))
     except ImageError as error:

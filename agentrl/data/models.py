@@ -124,7 +124,10 @@ def _cached(name: str, looked: list[str], say: Say) -> ResolvedModel | None:
 def _has_weights(path: Path) -> bool:
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        files = set(json.loads(index.read_text())["weight_map"].values())
+        try:
+            files = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return False
         return all((path / file).is_file() for file in files)
     return any(path.glob("*.safetensors"))
 
@@ -179,14 +182,14 @@ def require_chat_template(path: Path) -> None:
         path: The model's folder.
 
     Raises:
-        DataError: The folder has no chat template in any place where ``transformers`` looks.
+        DataError: The folder has no chat template in any place where ``transformers`` looks, or a broken file there.
     """
     if (path / "chat_template.jinja").is_file() or (path / "chat_template.json").is_file():
         return
     if any((path / "additional_chat_templates").glob("*.jinja")):
         return
     config = path / "tokenizer_config.json"
-    if config.is_file() and json.loads(config.read_text(encoding="utf-8")).get("chat_template"):
+    if config.is_file() and _read_json(config).get("chat_template"):
         return
     raise DataError(
         f"the model in {path} has no chat template (looked for chat_template.jinja and for chat_template in "
@@ -203,6 +206,9 @@ def find_config(name: str) -> tuple[dict[str, Any] | None, str]:
 
     Returns:
         The config, or ``None`` if it is not available, and a sentence about its source.
+
+    Raises:
+        DataError: It is no JSON object.
     """
     file, source = find_file(name, "config.json")
     return (None if file is None else _read_json(file)), source
@@ -238,4 +244,10 @@ def find_file(name: str, wanted: str) -> tuple[Path | None, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path} is no JSON ({error}): download the model again") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} holds no JSON object: download the model again")
+    return found

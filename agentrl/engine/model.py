@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from agentrl.core.model_files import Unreadable, read_config, read_tokenizer
 from agentrl.engine.cache_support import Past, find_past
 from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.models.auto_class import auto_class
-from agentrl.models.folder_check import refused_folder, unknown_config
+from agentrl.models.folder_check import refused_folder
+from agentrl.models.loading import load_weights
 from agentrl.models.pixels import Pixels, keep_pixels, pixels_of
 
 DEFAULT_CONTEXT = 4096  # for a config without a maximum
@@ -98,10 +100,11 @@ def load_model(
     Raises:
         ModelError: If the model cannot be served.
     """
-    from transformers import AutoTokenizer
-
     loaded = load_without_tokenizer(path, dtype, device, context_length, trust=trust)
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust)
+    try:
+        tokenizer = read_tokenizer(Path(path), trust=trust)
+    except Unreadable as error:
+        raise ModelError(str(error)) from error
     ends = loaded.eos_ids if tokenizer.eos_token_id is None else loaded.eos_ids | {tokenizer.eos_token_id}
     return replace(loaded, tokenizer=tokenizer, eos_ids=ends)
 
@@ -136,24 +139,15 @@ def load_without_tokenizer(
 
 
 def _loaded(path: str, dtype: torch.dtype, trust: bool) -> Any:
-    """Loads the weights with the first attention that the class has."""
-    from transformers import AutoConfig
-
+    """Loads the weights."""
+    folder = Path(path)
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=trust)
-    except (ValueError, KeyError) as error:
-        raise ModelError(unknown_config(Path(path), error)) from error
-    errors = []
-    for attention in ("sdpa", "eager"):
-        how: dict[str, Any] = {"attn_implementation": attention, "local_files_only": True, "trust_remote_code": trust}
-        try:
-            model = auto_class(config).from_pretrained(path, dtype=dtype, **how)
-        except (ValueError, ImportError) as error:  # no such attention, a missing package
-            errors.append(error)
-        else:
-            keep_pixels(model, Path(path))
-            return model
-    raise ModelError(f"{path} cannot be loaded: {errors[0]}") from errors[0]
+        config = read_config(folder, trust=trust)
+        model = load_weights(auto_class(config), folder, config, trust=trust, dtype=dtype)
+    except Unreadable as error:
+        raise ModelError(str(error)) from error
+    keep_pixels(model, folder, trust=trust)
+    return model
 
 
 def _context_length(config: Any, asked: int | None) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.core.model_files import Unreadable, read_tokenizer
 from agentrl.host.cache_folder import cache_folder
 
 
@@ -24,13 +25,11 @@ def local_tokenizer(folder: Path, config: Mapping[str, Any]) -> tuple[Any | None
     if place is None:
         return None, f"no tokenizer on this machine ({looked})"
     try:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(place), local_files_only=True), f"tokenizer of {place}"
+        return read_tokenizer(place), f"tokenizer of {place}"
     except ModuleNotFoundError as error:
         return None, f"{error.name} is not installed"
-    except (OSError, ValueError) as error:
-        return None, f"{place} has no tokenizer that loads: {error}"
+    except Unreadable as error:
+        return None, str(error)
 
 
 def _tokenizer_folder(folder: Path, config: Mapping[str, Any]) -> tuple[Path | None, str]:

@@ -19,6 +19,7 @@ from agentrl.core.dummy_turn import SAID, USER, call_for, tail
 from agentrl.core.episode import Message
 from agentrl.core.image_reader import ImageReader
 from agentrl.core.message_shape import MessageError
+from agentrl.core.model_files import Unreadable, read_tokenizer
 from agentrl.core.template_marks import Mark, Marks, TemplateError, Tokenizer
 from agentrl.core.turn_ends import find_turn_ends
 from agentrl.inference.encoding import TextEncoder
@@ -107,6 +108,7 @@ class ChatTemplate:
         source: str | None = None,
         policy: RewritePolicy | None = None,
         variables: Mapping[str, Any] | None = None,
+        trust: bool = False,
     ) -> "ChatTemplate":
         """Template of the tokenizer saved in ``folder``, with the end ids of its ``generation_config.json``.
 
@@ -117,13 +119,18 @@ class ChatTemplate:
                 earlier turns unchanged.
             policy: See the class.
             variables: See the class.
-        """
-        from transformers import AutoTokenizer
+            trust: Whether code that comes with the model may run.
 
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
-        images, why = ImageReader.find(folder)
+        Raises:
+            TemplateError: The tokenizer cannot be read, or has no template that can be used.
+        """
+        try:
+            tokenizer: Any = read_tokenizer(folder, trust=trust)
+        except Unreadable as error:
+            raise TemplateError(str(error)) from error
+        images, why = ImageReader.find(folder, trust=trust)
         own = tokenizer.chat_template or (images.chat_template if images is not None else None)
-        tokenizer.chat_template = template_text(source, folder) or own
+        tokenizer.chat_template = template_text(source, folder, trust=trust) or own
         ends = generation_end_ids(folder)
         return cls(tokenizer, end_ids=ends, policy=policy, variables=variables, images=images, no_images=why)
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.extras import install_hint
+from agentrl.core.model_files import Unreadable, read_tokenizer
 from agentrl.core.template_marks import TemplateError
 
 
-def template_text(source: str | None, folder: Path) -> str | None:
+def template_text(source: str | None, folder: Path, *, trust: bool = False) -> str | None:
     """The Jinja text that ``source`` names, see :meth:`ChatTemplate.from_folder`; ``None`` for the model's own.
 
     Raises:
@@ -18,9 +19,10 @@ def template_text(source: str | None, folder: Path) -> str | None:
         return None
     if source != "training":
         return built_in_templates().get(source, Path(source)).read_text()
-    from transformers import AutoTokenizer
-
-    return training_template(AutoTokenizer.from_pretrained(str(folder)))
+    try:
+        return training_template(read_tokenizer(folder, trust=trust))
+    except Unreadable as error:
+        raise TemplateError(str(error)) from error
 
 
 def built_in_templates() -> dict[str, Path]:
@@ -45,7 +47,14 @@ def training_template(tokenizer: Any) -> str | None:
 
 
 def generation_end_ids(folder: Path) -> list[int]:
-    """``eos_token_id`` of a model folder's generation config, as a list."""
+    """``eos_token_id`` of a model folder's generation config, as a list.
+
+    Raises:
+        TemplateError: The file is no JSON object.
+    """
     file = folder / "generation_config.json"
-    found = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    except (ValueError, AttributeError) as error:
+        raise TemplateError(f"{file} holds no JSON object ({error}): take the model's own") from error
     return [found] if isinstance(found, int) else list(found or [])

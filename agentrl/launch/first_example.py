@@ -29,7 +29,11 @@ def example_lines(recipe: Recipe, model: Path) -> list[str]:
     example = load_examples(recipe, recipe.train_dataset).examples[0]
     try:
         template = ChatTemplate.from_folder(
-            model, source=recipe.model.chat_template, policy="append", variables=recipe.inference.chat_template_kwargs
+            model,
+            source=recipe.model.chat_template,
+            policy="append",
+            variables=recipe.inference.chat_template_kwargs,
+            trust=recipe.model.trust_remote_code,
         )
         if isinstance(example, Pair):
             prompt, chosen, rejected = Encoder(template).pair(example)

@@ -5,16 +5,18 @@ on a small random model of its config; a refusal names its reason and a remedy. 
 """
 
 import json
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from agentrl.core.image_reader import ImageReader
+from agentrl.core.image_reader import ImageReader, has_image_class
 from agentrl.core.images import data_url
 from agentrl.core.message_shape import ImageRefused
-from agentrl.launch.model_shape import shape_of_folder
+from agentrl.core.model_files import COPY, Unreadable, one_line, read_config, read_tokenizer, unreadable
+from agentrl.launch.model_shape import shape_of_folder, shape_of_weights
 from agentrl.models.folder_check import (
     RESIZE,
     embedding_rows,
@@ -36,7 +38,6 @@ TEXTS = (
 DEFAULT_CONTEXT = 4096
 PICTURE = (112, 56)  # pixels of the image that a model is asked about
 TOKENIZER = ("tokenizer*", "vocab*", "*.model", "merges.txt")  # files of a tokenizer, one of which each has
-COPY = "copy the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder"
 
 
 @dataclass(frozen=True)
@@ -68,26 +69,20 @@ def report(folder: Path, context: int = 0, *, trust: bool = False) -> list[Line]
     """
     lines = list(_tokenizer(folder, trust))
     if lines[0].verdict != "refused":
-        lines += _template(folder)
+        lines += _template(folder, trust)
     if why := refused_folder(folder):
-        refused = {"trainer": {"train": "refused"}, "embedded engine": {"engine": "refused"}}
-        lines += [Line(part, "refused", why, data=data) for part, data in refused.items()]
-    else:
-        lines += _computed(folder, context, trust)
-    return [*lines, *_memory(folder)]
+        return [*lines, *(Line(part, "refused", *_parted(why)) for part in ("trainer", "embedded engine"))]
+    return [*lines, *_computed(folder, context, trust), *_memory(folder, trust)]
 
 
 def _tokenizer(folder: Path, trust: bool) -> Iterator[Line]:
-    from transformers import AutoTokenizer
-
     if not any(next(folder.glob(pattern), None) for pattern in TOKENIZER):
         yield Line("tokenizer", "refused", f"{folder} has no files of a tokenizer", COPY)
         return
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        text = f"it cannot be loaded ({type(error).__name__}: {str(error).partition(chr(10))[0][:160]})"
-        yield Line("tokenizer", "refused", text, COPY)
+        tokenizer: Any = read_tokenizer(folder, trust=trust)
+    except Unreadable as error:
+        yield Line("tokenizer", "refused", *_parted(error))
         return
     wrong = [text for text in TEXTS if tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) != text]
     text = f"{len(tokenizer)} tokens; "
@@ -133,21 +128,33 @@ def _end_tokens(folder: Path, tokenizer: Any) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _template(folder: Path) -> Iterator[Line]:
+def _parted(error: object) -> tuple[str, str]:
+    """Returns the reason and the remedy of a refusal, which its last colon parts."""
+    why, _, remedy = str(error).rpartition(": ")
+    return (why, remedy) if why else (remedy, "")
+
+
+def _refused(error: Exception, remedy: str) -> tuple[str, str]:
+    """Returns the reason and the remedy of a refusal; ``remedy`` unless files of the model are the reason."""
+    return _parted(error) if isinstance(error.__cause__, Unreadable) else (str(error), remedy)
+
+
+def _template(folder: Path, trust: bool) -> Iterator[Line]:
     from agentrl.core.template_marks import TemplateError
     from agentrl.inference.template import ChatTemplate
     from agentrl.inference.tool_parsers import parser_for
 
     try:
-        template = ChatTemplate.from_folder(folder)
+        template = ChatTemplate.from_folder(folder, trust=trust)
         parser = parser_for(template.source)
         rewrites = template.rewrites([{"role": "user", "content": "a"}])
     except TemplateError as error:
         remedy = "set model.chat_template=chatml_tools, or another template"
         yield Line("chat template", "refused", str(error), remedy, {"chat_template": "refused"})
         return
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        yield Line("chat template", "refused", f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}")
+    except unreadable() as error:
+        remedy = "take another template with model.chat_template"
+        yield Line("chat template", "refused", one_line(error), remedy, {"chat_template": "refused"})
         return
     notes = "; ".join(template.notes)
     if rewrites:
@@ -169,18 +176,31 @@ def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
     original, of = folder, "the model itself"
     context = context or min(_own_context(folder, trust) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     with tempfile.TemporaryDirectory(prefix="agentrl-model-check-") as small:
-        if shape_of_folder(folder).parameters > SMALL:
+        if _parameters(folder, trust) > SMALL:
             why = _write_small(folder, Path(small), trust)
             if why is not None:
-                yield Line("trainer", "refused", why, data={"train": "refused"})
-                yield Line("embedded engine", "refused", why, data={"engine": "refused"})
+                yield from (Line(part, "refused", *_parted(why)) for part in ("trainer", "embedded engine"))
                 return
             folder, of = Path(small), "a small random model of its config"
         engine = _engine(folder, context, trust, of)
         yield engine
         trainer = list(_trainer(folder, context, trust, of))
         yield from trainer
-        yield _images(original, engine, trainer[0], tried=folder == original)
+        yield _images(original, engine, trainer[0], tried=folder == original, trust=trust)
+
+
+def _parameters(folder: Path, trust: bool) -> int:
+    """Returns the number of a model's parameters; 0 if it is not known.
+
+    It is that of its files, but of a composite model that is loaded as text alone, whose files hold more.
+    """
+    try:
+        stored = shape_of_weights(folder).parameters
+        if stored and ("text_config" not in _config(folder) or has_image_class(read_config(folder, trust=trust))):
+            return stored
+        return shape_of_folder(folder).parameters
+    except (OSError, ValueError):
+        return 0
 
 
 def _own_context(folder: Path, trust: bool) -> int:
@@ -216,7 +236,7 @@ def _engine(folder: Path, context: int, trust: bool, of: str) -> Line:
         loaded = load_without_tokenizer(str(folder), "float32", "auto", context, trust=trust)
         runner = make_runner(loaded, 4)
     except ModelError as error:
-        return Line("embedded engine", "refused", str(error), "serve it with SGLang or vLLM", {"engine": "refused"})
+        return Line("embedded engine", "refused", *_refused(error, "serve it with SGLang or vLLM"))
     exact = f"exact to its own forward pass in float32, tried on {of}"
     if runner.past == "slots":
         return Line(
@@ -234,13 +254,14 @@ def _trainer(folder: Path, context: int, trust: bool, of: str) -> Iterator[Line]
     try:
         probe = probe_trainer(folder, context, trust=trust)
     except ModelRefused as error:
-        yield Line("trainer", "refused", str(error), "take another model", {"train": "refused"})
+        yield Line("trainer", "refused", *_refused(error, "take another model"))
         return
-    gaps = ", ".join(f"{gap:.2g} in {dtype}" for dtype, gap in probe.gaps.items())
-    text = f"{probe.way}; logprobs differ from its own forward pass by {gaps} (nats, tried on {of})"
+    said = ", ".join(f"{gap:.2g} in {dtype}" for dtype, gap in probe.gaps.items())
+    text = f"{probe.way}; logprobs differ from its own forward pass by {said} (nats, tried on {of})"
     if probe.fault:
-        text += f"; its code does not compute in bfloat16, so set trainer.dtype=float32 ({probe.fault})"
-    data = {"train": probe.way.rows, "logprob_gap": probe.gaps, "head": str(probe.head)}
+        text += f"; it does not compute in bfloat16, so set trainer.dtype=float32 ({probe.fault})"
+    gaps = {dtype: gap for dtype, gap in probe.gaps.items() if math.isfinite(gap)}
+    data = {"train": probe.way.rows, "logprob_gap": gaps, "head": str(probe.head)}
     data |= {} if probe.images is None else {"wrong_images": probe.images}
     fine = probe.way.rows == "trees" and not probe.fault
     yield Line("trainer", "ok" if fine else "slower", text, data=data)
@@ -253,7 +274,7 @@ def _trainer(folder: Path, context: int, trust: bool, of: str) -> Iterator[Line]
     yield Line("tensor parallel", "ok" if probe.tensor_parallel else "slower", plan)
 
 
-def _images(folder: Path, engine: Line, trainer: Line, *, tried: bool) -> Line:
+def _images(folder: Path, engine: Line, trainer: Line, *, tried: bool, trust: bool) -> Line:
     """Tells whether a prompt may hold images, by what stands for them, and who takes them.
 
     Args:
@@ -261,8 +282,9 @@ def _images(folder: Path, engine: Line, trainer: Line, *, tried: bool) -> Line:
         engine: Line of the embedded engine, which tries an image when it loads a model that takes any.
         trainer: Line of the trainer, which does too.
         tried: Whether both tried the model itself: a small random one has no processor.
+        trust: Whether code that comes with the model may run.
     """
-    reader, why = ImageReader.find(folder)
+    reader, why = ImageReader.find(folder, trust=trust)
     if reader is None and not why:
         return Line("images", "ok", "a model of text: a prompt with an image is refused", data={"images": "none"})
     if reader is None:
@@ -281,7 +303,7 @@ def _images(folder: Path, engine: Line, trainer: Line, *, tried: bool) -> Line:
         for line in (engine, trainer)
         if line.verdict == "refused" or "wrong_images" in line.data
     ]
-    if why := _unrendered(folder, url):
+    if why := _unrendered(folder, url, trust):
         faults.append(f"the chat template renders none: {why}")
     if faults:
         remedy = "set model.chat_template where the template is the reason; else show no images"
@@ -294,34 +316,34 @@ def _images(folder: Path, engine: Line, trainer: Line, *, tried: bool) -> Line:
     return Line("images", "ok", text, data={"images": "ok", "placeholder": reader.token_id})
 
 
-def _unrendered(folder: Path, url: str) -> str:
+def _unrendered(folder: Path, url: str, trust: bool) -> str:
     """Returns why the chat template of a model renders no image; empty if it does."""
     from agentrl.core.template_marks import TemplateError
     from agentrl.inference.template import ChatTemplate
 
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "a"}]
     try:
-        ChatTemplate.from_folder(folder).first([{"role": "user", "content": content}], [])
+        ChatTemplate.from_folder(folder, trust=trust).first([{"role": "user", "content": content}], [])
     except (TemplateError, ImageRefused) as error:
         return str(error).partition("\n")[0]
     return ""
 
 
-def _memory(folder: Path) -> Iterator[Line]:
+def _memory(folder: Path, trust: bool) -> Iterator[Line]:
     """Estimates memory; nothing if the number of parameters is not known."""
     try:
         shape = shape_of_folder(folder)
     except (OSError, ValueError):
         return
-    if not shape.parameters:
+    if not (parameters := _parameters(folder, trust)):
         return
     text = (
-        f"{shape.parameters / 1e6:,.0f} million parameters: trainer {shape.parameters * TRAINED_BYTES / GIB:.1f} GiB "
-        f"without activations, server {shape.parameters * 2 / GIB:.1f} GiB in bfloat16"
+        f"{parameters / 1e6:,.0f} million parameters: trainer {parameters * TRAINED_BYTES / GIB:.1f} GiB "
+        f"without activations, server {parameters * 2 / GIB:.1f} GiB in bfloat16"
     )
     if shape.kv_width:
         text += f" and {4 * shape.layers * shape.kv_width / 1024:.0f} KiB of cache for each token"
-    yield Line("memory", "ok", text, data={"parameters": shape.parameters})
+    yield Line("memory", "ok", text, data={"parameters": parameters})
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -337,8 +359,8 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def as_json(name: str, lines: list[Line]) -> str:
-    """Returns one JSON object: ``train``, ``engine``, ``logprob_gap`` and the lines."""
-    found: dict[str, Any] = {"model": name}
+    """Returns one JSON object: ``train``, ``engine``, ``logprob_gap`` (empty where the trainer refuses), the lines."""
+    found: dict[str, Any] = {"model": name, "train": "refused", "engine": "refused", "logprob_gap": {}}
     for line in lines:
         found |= line.data
     return json.dumps(found | {"lines": [{k: v for k, v in asdict(line).items() if k != "data"} for line in lines]})

@@ -12,6 +12,8 @@ from typing import Any
 
 from agentrl.models.sizes import decoder_of
 
+_ODD = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError)  # of values that no model has
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -56,10 +58,10 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def shape_of_folder(folder: Path) -> ModelShape:
-    """Sizes of a model in Hugging Face's format; read from its weights if its ``config.json`` lacks a needed key."""
+    """Sizes of a model in Hugging Face's format; from its weights if its ``config.json`` lacks a key, or is odd."""
     try:
         return model_shape(json.loads((folder / "config.json").read_text()))
-    except ValueError:
+    except _ODD:
         return shape_of_weights(folder)
 
 

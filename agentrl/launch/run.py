@@ -181,7 +181,7 @@ def train_recipe(recipe: Recipe, run_dir: Path, console: Console, *, resume: boo
     check_disk(recipe, model.path, run_dir)
     write_json(run_dir / "config.json", recipe.model_dump(mode="json"))
     note_start(run_dir)
-    template = template_text(recipe.model.chat_template, model.path)
+    template = template_text(recipe.model.chat_template, model.path, trust=recipe.model.trust_remote_code)
     (run_dir / CHAT_TEMPLATE).unlink(missing_ok=True)  # may be left from before a resume
     if template is not None:
         (run_dir / CHAT_TEMPLATE).write_text(template)  # the exported model gets it

@@ -20,6 +20,13 @@ def auto_class(config: Any) -> Any:
     return AutoModelForImageTextToText if has_image_class(config) else AutoModelForCausalLM
 
 
+def is_brought(config: Any) -> bool:
+    """Whether the class of a config came with a model: its code was trusted when the config was read."""
+    from transformers.utils.hub import TRANSFORMERS_DYNAMIC_MODULE_NAME
+
+    return type(config).__module__.startswith(f"{TRANSFORMERS_DYNAMIC_MODULE_NAME}.")
+
+
 def makes_model(config: Any) -> bool:
     """Whether transformers has a causal language model for a config."""
     from transformers import AutoModelForCausalLM

@@ -12,6 +12,10 @@ PLAIN = frozenset({"llama", "qwen2", "qwen3"})
 """Model types whose models with full attention in all layers can be trained; held to it by tests."""
 
 WEIGHTS = ("*.safetensors", "*.bin")
+SINGLE = ("model.safetensors", "pytorch_model.bin")  # files of transformers, in the order in which it looks
+LFS = b"version https://git-lfs.github.com/spec"
+QUANTISED = ("quantization_config", "compression_config")  # keys of a config, or of one of its parts
+AGAIN = "download the model again"
 RESIZE = "resize the embedding (model.resize_token_embeddings) and save the model, or take its own tokenizer"
 UNQUANTISED = "train and serve the original weights, or convert them (dequantize() of transformers) and save the result"
 
@@ -25,28 +29,27 @@ def refused_folder(folder: Path, *, weights: bool = True) -> str | None:
     """
     file = folder / "config.json"
     if not file.is_file():
-        return f"{folder} is no model folder: it has no config.json"
+        return f"{folder} is no model folder: it has no config.json: download the whole model"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        return f"{file} is no JSON: {error}"
+        return f"{file} is no JSON ({error}): {AGAIN}"
     if not isinstance(config, dict):
-        return f"{file} holds no object"
+        return f"{file} holds no JSON object: {AGAIN}"
     if why := refused_config(config):
         return why
-    if weights and not any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
-        return f"{folder} has a config.json and no weights ({' or '.join(WEIGHTS)}): copy or download them"
-    return _missing_shards(folder) if weights else None
+    return _wrong_files(folder) if weights else None
 
 
 def refused_config(config: Mapping[str, Any]) -> str | None:
     """Returns why a model with this ``config.json`` can be neither trained nor served; ``None`` if it may be."""
     if config.get("is_encoder_decoder"):
         return (
-            f"a {config.get('model_type')!r} is an encoder-decoder: agentrl trains and serves decoders; take a causal "
-            "language model"
+            f"a {config.get('model_type')!r} is an encoder-decoder, and agentrl trains and serves decoders: take a "
+            "causal language model"
         )
-    quantised = config.get("quantization_config")
+    parts = [config, *(one for one in config.values() if isinstance(one, Mapping))]
+    quantised = next((part[key] for part in parts for key in QUANTISED if part.get(key)), None)
     if quantised:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
         return f"its weights are quantised ({method}), so they cannot be trained or replaced: {UNQUANTISED}"
@@ -94,28 +97,42 @@ def too_many_tokens(ordinary: list[str], rows: int) -> str:
     )
 
 
-def unknown_config(folder: Path, error: Exception) -> str:
-    """Says that transformers does not know a config, and what can be done."""
-    from transformers import __version__
-
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    kind = config.get("model_type")
-    if "auto_map" in config:
-        remedy = "set model.trust_remote_code=true to run the code that comes with it, if you trust it"
-    else:
-        remedy = "install a newer transformers, or take another model"
-    return f"transformers {__version__} does not know the model type {kind!r} ({_first_line(error)}): {remedy}"
-
-
-def _missing_shards(folder: Path) -> str | None:
-    """Returns which files an index names and the folder lacks."""
-    for index in sorted(folder.glob("*.index.json")):
-        named = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
-        if missing := sorted(name for name in named if not (folder / name).is_file()):
-            shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-            return f"{folder} lacks {shown}, which {index.name} names: download the model again"
-    return None
+def _wrong_files(folder: Path) -> str | None:
+    """Returns which of the weight files that transformers reads is missing or broken."""
+    if not any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
+        return f"{folder} has a config.json and no weights ({' or '.join(WEIGHTS)}): copy or download them"
+    if (folder / SINGLE[0]).is_file():
+        return _broken(folder / SINGLE[0])
+    indices = [folder / f"{name}.index.json" for name in SINGLE if (folder / f"{name}.index.json").is_file()]
+    if not indices:
+        if (folder / SINGLE[1]).is_file():
+            return _broken(folder / SINGLE[1])
+        return f"{folder} has neither {SINGLE[0]} nor {SINGLE[0]}.index.json, which names its files: {AGAIN}"
+    try:
+        named = set(json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return f"{indices[0]} is no index of weights ({type(error).__name__}): {AGAIN}"
+    if missing := sorted(name for name in named if not (folder / name).is_file()):
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        return f"{folder} lacks {shown}, which {indices[0].name} names: {AGAIN}"
+    return next(filter(None, (_broken(folder / name) for name in sorted(named))), None)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200]
+def _broken(file: Path) -> str | None:
+    """Returns what is wrong with a weight file, from its first bytes and its size."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        head = opened.read(8)
+        if len(head) == 8 and LFS.startswith(head):
+            return f"{file} is the pointer of Git LFS, not the file: run git lfs pull in its repository"
+        if file.suffix != ".safetensors":
+            return None if size else f"{file} is empty: {AGAIN}"
+        length = int.from_bytes(head, "little")
+        if len(head) < 8 or length > size - 8:
+            return f"{file} is cut, or no safetensors file: {AGAIN}"
+        try:
+            parts = [part for name, part in json.loads(opened.read(length)).items() if name != "__metadata__"]
+            wanted = 8 + length + max((part["data_offsets"][1] for part in parts), default=0)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return f"{file} is no safetensors file: {AGAIN}"
+    return None if size == wanted else f"{file} has {size} bytes of {wanted}: {AGAIN}"

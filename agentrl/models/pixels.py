@@ -82,11 +82,17 @@ def _blank() -> bytes:
     return image_bytes(data_url(Image.new("RGB", (_BLANK, _BLANK), (90, 120, 150))))
 
 
-def keep_pixels(model: Any, folder: Path) -> None:
-    """Finds out whether a model takes images, and keeps what makes its arguments on its decoder."""
+def keep_pixels(model: Any, folder: Path, *, trust: bool = False) -> None:
+    """Finds out whether a model takes images, and keeps what makes its arguments on its decoder.
+
+    Args:
+        model: The model.
+        folder: Folder that it was loaded from.
+        trust: Whether code that comes with it may run.
+    """
     if "pixel_values" not in inspect.signature(model.forward).parameters:
         return
-    reader, _ = ImageReader.find(folder)
+    reader, _ = ImageReader.find(folder, trust=trust)
     if reader is not None:
         decoder_of(model).agentrl_pixels = Pixels(model, reader)
 

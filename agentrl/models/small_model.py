@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 
-from agentrl.models.auto_class import auto_class, makes_model
+from agentrl.models.auto_class import auto_class, is_brought, makes_model
 
 log = logging.getLogger(__name__)
 VOCABULARY = 512
@@ -146,7 +146,8 @@ def random_model(config: Any, seed: int = 0) -> Any:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = auto_class(config).from_config(config, dtype=torch.float32)
+        how = {"dtype": torch.float32, "trust_remote_code": is_brought(config)}
+        model = auto_class(config).from_config(config, **how)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=_BIAS)

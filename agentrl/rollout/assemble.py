@@ -90,6 +90,7 @@ def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSet
         source=recipe.model.chat_template,
         policy=inference.history,
         variables=inference.chat_template_kwargs,
+        trust=recipe.model.trust_remote_code,
     )
     can = server_kind(inference.engine).capabilities
     servers = f"servers of the kind inference.engine={inference.engine}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PrinterCallback, set_seed
+from transformers import PrinterCallback, set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config.errors import UserError
@@ -26,6 +26,7 @@ from agentrl.supervised.course import Course
 from agentrl.supervised.records import Records
 from agentrl.supervised.trainers import arguments, dataset
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, latest_checkpoint, read_state, why_over
+from agentrl.train.policy import load_config
 from agentrl.train.rank import DTYPES, set_threads
 
 
@@ -48,7 +49,11 @@ def main(argv: list[str] | None = None) -> int:
 def learn(recipe: Recipe, run_dir: Path, model: Path, ready_file: Path, *, resume: bool) -> None:
     """Train on the recipe's examples and export the model to ``model/``."""
     template = ChatTemplate.from_folder(
-        model, source=recipe.model.chat_template, policy="append", variables=recipe.inference.chat_template_kwargs
+        model,
+        source=recipe.model.chat_template,
+        policy="append",
+        variables=recipe.inference.chat_template_kwargs,
+        trust=recipe.model.trust_remote_code,
     )
     examples = encode_all(recipe, template)
     tokenizer: Any = template.tokenizer
@@ -75,7 +80,8 @@ def learn(recipe: Recipe, run_dir: Path, model: Path, ready_file: Path, *, resum
         trainer.evaluate()
     if writer is not None:
         writer.close()
-        _export(trainer, tokenizer, run_dir, model, max(trainer.state.global_step, state["step"]))
+        step, trust = max(trainer.state.global_step, state["step"]), recipe.model.trust_remote_code
+        _export(trainer, tokenizer, run_dir, model, step, trust)
     barrier()
 
 
@@ -99,12 +105,12 @@ def build(recipe: Recipe, run_dir: Path, model: Path, examples: EncodedExamples,
     return trainer
 
 
-def _export(trainer: Any, tokenizer: Any, run_dir: Path, model: Path, step: int) -> None:
+def _export(trainer: Any, tokenizer: Any, run_dir: Path, model: Path, step: int, trust: bool) -> None:
     """Write ``model/`` in the dtype of the starting model."""
     template = run_dir / CHAT_TEMPLATE
     if template.is_file():  # the template used in training replaces the tokenizer's own
         tokenizer.chat_template = template.read_text()
-    start: Any = AutoConfig.from_pretrained(str(model))
+    start: Any = load_config(model, trust=trust, weights=False)
     learned = trainer.accelerator.unwrap_model(trainer.model)
     learned.config.use_cache = start.use_cache  # training switches the cache off
     export(learned, tokenizer, run_dir / "model", start.dtype or torch.float32, step)

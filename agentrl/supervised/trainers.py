@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.reward_config import RewardConfig
@@ -22,11 +22,14 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from agentrl.config.recipe import Recipe
+from agentrl.core.image_reader import has_image_class
+from agentrl.core.model_files import Unreadable
+from agentrl.models.loading import load_weights
 from agentrl.supervised.course import Course
+from agentrl.train.policy import ModelRefused, load_config
 from agentrl.train.training_noise import remove_noise, without_noise
 
 Columns = dict[str, list[Any]]
-_HOW: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
 
 
 class OnCourse:
@@ -65,13 +68,14 @@ class DPO(OnCourse, DPOTrainer):
 def sft(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> SFT:
     """Build the SFT trainer: mean cross-entropy over the tokens of the batch whose loss mask is set."""
     args = SFTConfig(**common, completion_only_loss=False)  # the labels hold the loss mask
-    return SFT(model=_causal(model), args=args, **parts)
+    return SFT(model=_causal(recipe, model, _config(recipe, model)), args=args, **parts)
 
 
 def rm(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> Reward:
     """Build the reward model trainer (score at the last token): -log sigmoid(chosen score - rejected score)."""
-    config = without_noise(AutoConfig.from_pretrained(str(model), num_labels=1))
-    scoring = AutoModelForSequenceClassification.from_pretrained(str(model), config=config, **_HOW)
+    config = without_noise(_config(recipe, model))
+    config.num_labels = 1
+    scoring = _loaded(recipe, AutoModelForSequenceClassification, model, config, drawn=("score.", "classifier."))
     remove_noise(scoring)  # TRL sets dropout layers only, and not what attention and layer drop read
     return Reward(model=scoring, args=RewardConfig(**common), **parts)
 
@@ -80,7 +84,7 @@ def dpo(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, An
     """Build the DPO trainer; the reference is a frozen copy of the starting model."""
     own = recipe.supervised
     args = DPOConfig(**common, beta=own.beta, loss_type=[own.loss_type])
-    policy, reference = _without_noise(model), _without_noise(model)
+    policy, reference = _without_noise(recipe, model), _without_noise(recipe, model)
     return DPO(model=policy, ref_model=reference.requires_grad_(False), args=args, **parts)
 
 
@@ -127,12 +131,28 @@ def dataset(columns: Columns) -> Dataset:
     return Dataset.from_dict(columns)
 
 
-def _causal(model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(str(model), **_HOW)
+def _config(recipe: Recipe, model: Path) -> Any:
+    config = load_config(model, trust=recipe.model.trust_remote_code)
+    if has_image_class(config):
+        raise ModelRefused(
+            f"trainer.type={recipe.trainer.type}: of a {config.model_type!r} transformers has no class of its text "
+            "alone, and supervised trainers learn from text: take a causal language model"
+        )
+    return config
 
 
-def _without_noise(model: Path) -> Any:
-    config = without_noise(AutoConfig.from_pretrained(str(model)))
-    loaded = AutoModelForCausalLM.from_pretrained(str(model), config=config, **_HOW)
+def _causal(recipe: Recipe, model: Path, config: Any) -> Any:
+    return _loaded(recipe, AutoModelForCausalLM, model, config)
+
+
+def _loaded(recipe: Recipe, kind: Any, model: Path, config: Any, **how: Any) -> Any:
+    try:
+        return load_weights(kind, model, config, trust=recipe.model.trust_remote_code, dtype=torch.float32, **how)
+    except Unreadable as error:
+        raise ModelRefused(f"the model cannot be trained: {error}") from error
+
+
+def _without_noise(recipe: Recipe, model: Path) -> Any:
+    loaded = _causal(recipe, model, without_noise(_config(recipe, model)))
     remove_noise(loaded)
     return loaded

@@ -269,7 +269,9 @@ def _way_out(model: Any, why: str) -> str:
 
 
 def make_critic(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.device) -> ValueLearner:
-    """Makes a critic that starts from the policy's decoder, and tries a first update; all its weights are trained.
+    """Makes a critic that starts from the policy's decoder, and tries a first update.
+
+    All its weights are trained, but those of the parts that ``trainer.freeze`` names.
 
     Raises:
         ModelRefused: The model cannot be trained as a critic.
@@ -277,7 +279,9 @@ def make_critic(recipe: Recipe, model_path: Path, mesh: RankMesh, device: torch.
     config = recipe.trainer
 
     def wrap(model: Any) -> Critic:
-        return Critic(decoder_of(model))
+        decoder = decoder_of(model)
+        freeze(decoder, config.freeze)
+        return Critic(decoder)
 
     if loads_whole(model_path, config, mesh) is None:
         critic, trial = build_sharded(recipe, model_path, mesh, device, wrap, head=False)

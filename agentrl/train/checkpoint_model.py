@@ -14,10 +14,10 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
-from transformers import AutoConfig, AutoTokenizer
 
 from agentrl.config.errors import UserError
 from agentrl.core.image_reader import copy_processor
+from agentrl.core.model_files import Unreadable, read_config, read_tokenizer
 from agentrl.host.entry import begin, refuse
 from agentrl.models.auto_class import auto_class
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, EXPORTED, read_state
@@ -36,9 +36,11 @@ def write_model(checkpoint: Path, start: Path, target: Path) -> None:
     Raises:
         UserError: The checkpoint holds no whole model of this kind.
     """
-    config = AutoConfig.from_pretrained(str(start))
+    run = checkpoint.parent.parent
+    trust = _trusted(run / "config.json")
+    config = read_config(start, trust=trust)
     dtype = getattr(config, "dtype", None) or torch.float32
-    model: Any = auto_class(config).from_config(config, torch_dtype=dtype)
+    model: Any = auto_class(config).from_config(config, torch_dtype=dtype, trust_remote_code=trust)
     state = _read(checkpoint)
     missing, unknown = model.load_state_dict(state, strict=False)
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
@@ -51,8 +53,8 @@ def write_model(checkpoint: Path, start: Path, target: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         model.save_pretrained(partial)
-        tokenizer = AutoTokenizer.from_pretrained(str(start))
-        template = checkpoint.parent.parent / CHAT_TEMPLATE
+        tokenizer = read_tokenizer(start, trust=trust)
+        template = run / CHAT_TEMPLATE
         if template.is_file():
             tokenizer.chat_template = template.read_text()
         tokenizer.save_pretrained(partial)
@@ -61,6 +63,11 @@ def write_model(checkpoint: Path, start: Path, target: Path) -> None:
         partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _trusted(settings: Path) -> bool:
+    """Whether the resolved recipe of a run lets code run that comes with its model."""
+    return settings.is_file() and json.loads(settings.read_text())["model"].get("trust_remote_code", False)
 
 
 def _read(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -84,6 +91,8 @@ def main() -> int:
         write_model(checkpoint, start, target)
     except UserError as error:
         return refuse(error)
+    except Unreadable as error:
+        return refuse(UserError(str(error)))
     return 0
 
 

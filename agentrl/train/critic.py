@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.train.batch import TrainBatch
@@ -42,7 +43,7 @@ class Critic(nn.Module):
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """Returns ``[trained]`` values before each trained token, differentiable."""
-        states = hidden_states(self.model, batch)
+        states = hidden_states(self.model, batch, sharded=isinstance(self, FSDPModule))
         values = self.head(states[batch.sources])[:, 0].float()[batch.trained]
         return values + states[0, 0] * 0  # an empty micro-batch still takes part in collectives
 

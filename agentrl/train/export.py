@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from transformers import AutoTokenizer
 from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.core.image_reader import copy_processor
+from agentrl.core.model_files import read_tokenizer
 from agentrl.train.checkpoint_state import CHAT_TEMPLATE, EXPORTED
 from agentrl.train.first_mismatch import TrainingStopped
 from agentrl.train.mesh import RankMesh
@@ -39,6 +39,7 @@ def export_model(
     mesh: RankMesh,
     *,
     adapter: bool,
+    trust: bool = False,
     gather: bool = False,
     largest: int = LARGEST,
 ) -> None:
@@ -55,6 +56,7 @@ def export_model(
         start: Folder of the starting policy, with the tokenizer.
         mesh: Mesh of the ranks.
         adapter: Whether an adapter was trained.
+        trust: Whether code that comes with the model may run.
         gather: Whether rank 0 writes all weights even where each rank could write its own parts.
         largest: Most bytes of a file where each rank writes its own parts.
 
@@ -75,7 +77,8 @@ def export_model(
     buffers = saved_buffers(policy.model)
     with _Writing(target) as made:
         if parts and mesh.rank == 0:
-            _save_rest(policy.model, {}, partial, start, target)  # before the weights, whose files it would remove
+            # before the weights, whose files it would remove
+            _save_rest(policy.model, {}, partial, start, target, trust)
             make_files(partial, shapes, dtype, revert_weight_conversion(policy.model, buffers), largest)
     made.check(partial)
     with _Writing(target) as written:
@@ -90,7 +93,7 @@ def export_model(
         else:
             state = _gathered(weights, dtype, mesh.rank)
             if mesh.rank == 0:
-                _save_rest(policy.model, state | buffers, partial, start, target)
+                _save_rest(policy.model, state | buffers, partial, start, target, trust)
     written.check(partial)
     if mesh.rank == 0:
         (partial / EXPORTED).write_text(json.dumps({"step": step}))
@@ -137,12 +140,14 @@ def saved_buffers(model: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def _save_rest(model: Any, state: dict[str, torch.Tensor], partial: Path, start: Path, target: Path) -> None:
+def _save_rest(
+    model: Any, state: dict[str, torch.Tensor], partial: Path, start: Path, target: Path, trust: bool
+) -> None:
     """Writes the config, the tokenizer and the weights in ``state``."""
     dtype = getattr(model.config, "dtype", None)
     model.save_pretrained(partial, state_dict=state)
     model.config.dtype = dtype  # transformers leaves its name there, a string, which the next export would take
-    tokenizer = AutoTokenizer.from_pretrained(str(start))
+    tokenizer = read_tokenizer(start, trust=trust)
     template = target.with_name(CHAT_TEMPLATE)
     if template.is_file():  # the recipe's template, which the model was trained with
         tokenizer.chat_template = template.read_text()

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.func import functional_call
-from transformers import AutoConfig, AutoModel
+from transformers import AutoModel
 
 from agentrl.config.errors import UserError
+from agentrl.core.model_files import Unreadable, read_config
 from agentrl.models.auto_class import auto_class
 from agentrl.models.decoder import decoder_of
-from agentrl.models.folder_check import refused_folder, unknown_config
+from agentrl.models.folder_check import refused_folder
+from agentrl.models.loading import load_weights
 from agentrl.models.own_head import OwnHead, head_form, head_parameters
 from agentrl.models.pixels import embedded_as, keep_pixels, pixels_of
 from agentrl.models.probe import FAULTS, Unfit, find_way
@@ -87,14 +89,10 @@ class Policy(nn.Module):
         decoder = decoder_of(self.model)
         if (routers := routers_of(decoder)) is not None:
             routers.give(batch.experts)
-        pixels = pixels_of(self.model)
-        if pixels is not None and not batch.pixels and isinstance(self, FSDPModule):
-            nothing = pixels.idle(decoder, batch.token_ids.device)  # first: collectives come in one order on all ranks
-            return hidden_states(decoder, batch) + nothing
+        sharded = isinstance(self, FSDPModule)
         if not self.balance or not torch.is_grad_enabled():
-            return hidden_states(decoder, batch)
-        with embedded_as(decoder, batch.token_ids, batch.inputs) as inputs:
-            out = decoder(use_cache=False, output_router_logits=True, **inputs)
+            return hidden_states(decoder, batch, sharded=sharded)
+        out = _run(decoder, batch, sharded, output_router_logits=True)
         self._router_loss = self.balance * router_loss(self.model, out.router_logits, batch)
         return out.last_hidden_state.flatten(0, 1)
 
@@ -119,10 +117,28 @@ def _chunk_loss(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[sli
     return loss
 
 
-def hidden_states(decoder: Any, batch: MicroBatch) -> Tensor:
-    """Computes ``[rows * length, hidden]`` hidden states of a micro-batch, after the decoder's last norm."""
+def hidden_states(decoder: Any, batch: MicroBatch, *, sharded: bool = False) -> Tensor:
+    """Computes ``[rows * length, hidden]`` hidden states of a micro-batch, after the decoder's last norm.
+
+    Args:
+        decoder: Decoder of a model.
+        batch: The micro-batch.
+        sharded: Whether ranks share its parameters. All of them use an image tower then, whether or not their own rows
+            hold images: each pass of one rank is a collective.
+    """
+    return _run(decoder, batch, sharded).last_hidden_state.flatten(0, 1)
+
+
+def _run(decoder: Any, batch: MicroBatch, sharded: bool, **how: Any) -> Any:
+    """Returns what a decoder returns for a micro-batch; arguments as of :func:`hidden_states`."""
+    pixels, nothing = pixels_of(decoder), None
+    if sharded and pixels is not None and not batch.pixels:
+        nothing = pixels.idle(decoder, batch.token_ids.device)  # first: collectives come in one order on all ranks
     with embedded_as(decoder, batch.token_ids, batch.inputs) as inputs:
-        return decoder(use_cache=False, **inputs).last_hidden_state.flatten(0, 1)
+        out = decoder(use_cache=False, **how, **inputs)
+    if nothing is not None:
+        out.last_hidden_state = out.last_hidden_state + nothing
+    return out
 
 
 @torch.no_grad()
@@ -204,23 +220,20 @@ def load_model(
 def read_model(path: Path, *, head: bool = True, trust: bool = False, **how: Any) -> Any:
     """Reads a model in float32, without dropout, and without ``head`` its decoder alone.
 
-    The first attention is taken that the class has. ``how`` goes to ``from_pretrained``.
+    ``how`` goes to ``from_pretrained``.
 
     Raises:
         ModelRefused: It cannot be loaded.
     """
     config = without_noise(load_config(path, trust=trust))
-    kind, errors = auto_class(config) if head else AutoModel, []
-    for attention in ("sdpa", "eager"):
-        chosen = {"config": config, "attn_implementation": attention, "trust_remote_code": trust, **how}
-        try:
-            model = kind.from_pretrained(str(path), dtype=torch.float32, **chosen)
-        except (ValueError, ImportError) as error:  # no attention that we can use, a missing package
-            errors.append(error)
-        else:
-            keep_pixels(model, path)
-            return model
-    raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {errors[0]}") from errors[0]
+    kind = auto_class(config) if head else AutoModel
+    drawn = (".lora_",) if head else ("",)  # of adapters; parts that only a decoder alone has
+    try:
+        model = load_weights(kind, path, config, drawn=drawn, trust=trust, dtype=torch.float32, **how)
+    except Unreadable as error:
+        raise ModelRefused(f"{_class_name(config)} cannot be loaded for training: {error}") from error
+    keep_pixels(model, path, trust=trust)
+    return model
 
 
 def check_model(model: Any, context: int = 0, *, packed: bool = False) -> None:
@@ -267,9 +280,9 @@ def load_config(path: Path, *, trust: bool = False, weights: bool = True) -> Any
     if why := refused_folder(path, weights=weights):
         raise ModelRefused(f"the model cannot be trained: {why}")
     try:
-        return AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
-    except (ValueError, KeyError) as error:
-        raise ModelRefused(f"the model cannot be trained: {unknown_config(path, error)}") from error
+        return read_config(path, trust=trust)
+    except Unreadable as error:
+        raise ModelRefused(f"the model cannot be trained: {error}") from error
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:

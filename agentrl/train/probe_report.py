@@ -39,7 +39,8 @@ class TrainerProbe:
         end_to_end: Whether the rows of prefix trees lie end to end, with sparse attention.
         head: Form of the output head.
         gaps: Mean difference of a logprob from the model's own forward pass in float32, in nats, by compute dtype.
-        fault: Error of its code in bfloat16, for which ``gaps`` has no number then; empty if there is none.
+        fault: Error of its code in bfloat16, for which ``gaps`` has no number then, or why the number is too large;
+            empty if there is neither.
         lora_targets: Names of the linear layers that get adapters by default.
         tensor_parallel: Whether the class has a plan for tensor parallelism.
         routing: Experts that its layers choose from, or why their choice cannot be replayed.
@@ -89,7 +90,9 @@ def probe_trainer(folder: Path, context: int, *, trust: bool = False) -> Trainer
         if gaps["float32"] <= TOLERANCE[torch.float32]:
             fault = ""
             try:
-                gaps["bfloat16"] = _gap(model, trial, device, torch.bfloat16)
+                gaps["bfloat16"] = gap = _gap(model, trial, device, torch.bfloat16)
+                if not gap <= TOLERANCE[torch.bfloat16]:
+                    fault = f"its logprobs differ by {gap:.2g} nats on average"
             except FAULTS as error:  # code that mixes dtypes
                 fault = f"{type(error).__name__}: {error}"
             wrong = None if pixels_of(model) is None else wrong_image_rows(model.eval())

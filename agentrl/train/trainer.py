@@ -319,5 +319,7 @@ class Trainer:
     def export(self, target: Path) -> None:
         """Writes a Hugging Face model folder with the current weights, see :func:`export_model`; a collective."""
         policy, adapter = self.engine.policy, self.config.lora_rank is not None
-        weights = exported_weights(policy.model, adapter=adapter)
-        export_model(policy, weights, target, self.step, self.model_path, self.engine.mesh, adapter=adapter)
+        weights, trust = exported_weights(policy.model, adapter=adapter), self.recipe.model.trust_remote_code
+        export_model(
+            policy, weights, target, self.step, self.model_path, self.engine.mesh, adapter=adapter, trust=trust
+        )

@@ -79,6 +79,22 @@ def test_a_missing_chat_template_is_refused_and_any_place_for_one_is_found(tmp_p
     require_chat_template(tmp_path)
 
 
+@pytest.mark.parametrize(("text", "why"), [("{", "is no JSON"), ("[]", "holds no JSON object")])
+def test_broken_files_are_refused_by_their_name(text, why, tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(DataError, match=rf"tokenizer_config\.json {why}.*download the model again"):
+        require_chat_template(tmp_path)
+    with pytest.raises(DataError, match=rf"/config\.json {why}"):
+        find_config(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 1}'])
+def test_a_broken_index_in_the_cache_is_an_incomplete_model(text, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    assert not models._has_weights(tmp_path)
+
+
 def test_the_hub_is_tried_where_it_listens_and_only_there(monkeypatch):
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)

@@ -20,7 +20,7 @@ from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.rollout.teacher_scoring import score_trajectory
 from tests.inference.fakes import FakeBackend, answer
-from tests.tiny_vision import picture
+from tests.tiny_vision import build_tiny_vision, picture
 
 SETTINGS = SessionSettings(SamplingParams(max_new_tokens=20), 500, locked=True, model="m")
 
@@ -99,6 +99,12 @@ async def test_a_text_that_holds_the_placeholder_is_refused(template: ChatTempla
     assert template.shown.reader is not None
     with pytest.raises(TemplateError, match=r"holds the image placeholder .* 1 times, and its messages hold 0 images"):
         await session_of(template).create(messages=[{"role": "user", "content": f"see {template.shown.reader.token}"}])
+
+
+async def test_an_image_that_the_processor_does_not_take_is_refused_with_its_size(tmp_path: Path) -> None:
+    template = ChatTemplate.from_folder(build_tiny_vision(tmp_path))
+    with pytest.raises(TemplateError, match=r"Qwen2VLProcessor takes no image of 300 x 1 pixels: .*aspect ratio"):
+        await session_of(template).create(messages=[asking("what?", picture(0, 300, 1))])
 
 
 async def test_a_text_model_refuses_an_image_with_one_line(tiny_model: Path) -> None:

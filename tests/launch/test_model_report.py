@@ -1,17 +1,19 @@
 """`agentrl model check`: what is said of good models, and of folders in which something is wrong."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, LlamaConfig
+import torch
+from transformers import AutoModelForImageTextToText, AutoTokenizer, LlamaConfig
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
-from agentrl.launch.model_report import Line, as_json, report, shown
+from agentrl.launch.model_report import Line, _memory, as_json, report, shown
 from tests.models.families import small_model
 from tests.tiny_mixture import build_tiny_mixture
 from tests.tiny_vision import build_tiny_vision
@@ -75,8 +77,10 @@ def test_a_config_that_cannot_be_used_is_refused_with_what_to_do(
     lines = report(edited(tiny_model, tmp_path, **config))
     for part in ("trainer", "embedded engine"):
         line = said(lines, part)
-        assert line.verdict == "refused"
-        assert re.search(message, line.text), line.text
+        assert line.verdict == "refused" and line.remedy
+        assert re.search(message, f"{line.text}: {line.remedy}"), line
+    found = json.loads(as_json("tiny", lines))
+    assert (found["train"], found["engine"], found["logprob_gap"]) == ("refused", "refused", {})
 
 
 def test_a_folder_without_weights_or_with_some_is_refused(tiny_model: Path, tmp_path: Path) -> None:
@@ -104,6 +108,28 @@ def test_a_missing_template_pad_token_or_tokenizer_is_said(tiny_model: Path, tmp
     assert said(report(folder), "tokenizer").verdict == "refused"
 
 
+def test_weights_that_the_config_does_not_ask_for_are_refused_with_their_own_remedy(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    lines = report(edited(tiny_model, tmp_path, num_hidden_layers=3))
+    for part in ("trainer", "embedded engine"):
+        line = said(lines, part)
+        assert line.verdict == "refused" and "lacks weights" in line.text and "config.json" in line.remedy
+
+
+def test_a_number_that_is_none_stands_in_no_json(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may overflow in bfloat16."""
+
+    def gap(model: Any, trial: Any, device: Any, dtype: torch.dtype) -> float:
+        return 0.0 if dtype == torch.float32 else math.nan
+
+    monkeypatch.setattr("agentrl.train.probe_report._gap", gap)
+    lines = report(tiny_model)
+    trainer = said(lines, "trainer")
+    assert trainer.verdict == "slower" and "set trainer.dtype=float32" in trainer.text
+    assert json.loads(as_json("tiny", lines))["logprob_gap"] == {"float32": 0.0}
+
+
 def test_all_end_tokens_are_found(tiny_model: Path, tmp_path: Path) -> None:
     folder = edited(tiny_model, tmp_path, eos_token_id=[5, 7])
     ends = said(report(folder), "end tokens").data["end_tokens"]
@@ -121,7 +147,7 @@ def test_a_large_model_is_tried_by_a_small_one_of_its_config(tiny_model: Path, t
 def test_the_command_ends_with_1_where_a_part_refuses(tiny_model: Path, tmp_path: Path) -> None:
     runner = CliRunner()
     good = runner.invoke(app, ["model", "check", str(tiny_model), "--json"])
-    assert good.exit_code == 0 and json.loads(good.stdout.splitlines()[-1])["train"] == "trees"
+    assert good.exit_code == 0 and json.loads(good.stdout)["train"] == "trees", "stdout is the object alone"
     folder = edited(tiny_model, tmp_path, is_encoder_decoder=True)
     bad = runner.invoke(app, ["model", "check", str(folder)])
     assert bad.exit_code == 1 and "encoder-decoder" in bad.stdout
@@ -136,6 +162,20 @@ def test_a_model_that_takes_images_says_what_stands_for_them(tiny_vision: Path) 
     assert re.search(rf"Processor puts \d+ times '{re.escape(token)}' \({found['placeholder']}\)", line.text), line.text
     assert line.part in shown(lines)
     assert not [target for target in found["lora"] if "visual" in target or "vision" in target]
+
+
+@pytest.mark.parametrize("family", ["phi", "qwen2_moe", "gpt2"])
+def test_memory_is_of_all_parameters_whatever_the_layers_are(family: str, tmp_path: Path) -> None:
+    model = small_model(family)
+    model.save_pretrained(tmp_path)
+    (line,) = _memory(tmp_path, False)
+    assert line.data == {"parameters": sum(one.numel() for one in model.parameters())}
+
+
+def test_memory_is_of_an_image_tower_too_where_one_is_loaded(tiny_vision: Path) -> None:
+    (line,) = _memory(tiny_vision, False)
+    model = AutoModelForImageTextToText.from_pretrained(tiny_vision)
+    assert line.data == {"parameters": sum(one.numel() for one in model.parameters())}
 
 
 def test_a_text_model_says_that_it_takes_no_images(tiny_model: Path) -> None:

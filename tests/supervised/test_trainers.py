@@ -14,7 +14,8 @@ from agentrl.config.load import load_recipe
 from agentrl.inference.template import ChatTemplate
 from agentrl.supervised.batches import encode, encode_all, even_batch, micro_batch, pad_token, step_count
 from agentrl.supervised.tokens import Encoder
-from agentrl.supervised.trainers import arguments, dataset, dpo, rm
+from agentrl.supervised.trainers import arguments, dataset, dpo, rm, sft
+from agentrl.train.policy import ModelRefused
 from tests.supervised.examples import settings, write_lines
 
 
@@ -128,3 +129,23 @@ def test_what_compares_two_passes_has_no_dropout(
     for model in filter(None, (trainer.model, getattr(trainer, "ref_model", None))):
         expected = model.eval()(input_ids=ids).logits
         assert torch.equal(model.train()(input_ids=ids).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "rm"])
+def test_a_model_that_is_loaded_with_an_image_tower_is_refused(name: str, tiny_vision: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(name, tiny_vision, tmp_path)
+    common = arguments(recipe, tmp_path / "out", micro=1, total_steps=1, bfloat16=False)
+    with pytest.raises(ModelRefused, match=rf"trainer\.type={name}: .* supervised trainers learn from text"):
+        {"sft": sft, "dpo": dpo, "rm": rm}[name](recipe, tiny_vision, common, {})
+
+
+def test_weights_that_are_missing_are_not_drawn_but_for_the_score(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "deeper"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    for name, made in {"sft": sft, "dpo": dpo, "rm": rm}.items():
+        recipe = recipe_of(name, folder, tmp_path / name)
+        common = arguments(recipe, tmp_path / "out", micro=1, total_steps=1, bfloat16=False)
+        with pytest.raises(ModelRefused, match=r"lacks weights .*layers\.2"):
+            made(recipe, folder, common, {})

@@ -31,15 +31,17 @@ from agentrl.inference.backend import SamplingParams
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate
 from agentrl.launch.resolve import resolve
+from agentrl.models.decoder import decoder_of
 from agentrl.models.pixels import vision_parameters
 from agentrl.models.way import form_of
-from agentrl.train.__main__ import make_policy
+from agentrl.train.__main__ import make_critic, make_policy
 from agentrl.train.branches import Branch, TokenColumns, branches_of
+from agentrl.train.critic import Critic
 from agentrl.train.layout import collate
 from agentrl.train.layout_choice import layout_of
 from agentrl.train.mesh import RankMesh
 from agentrl.train.micro_batch import MicroBatch
-from agentrl.train.policy import ModelRefused, Policy, load_model
+from agentrl.train.policy import ModelRefused, Policy, load_model, shard
 from agentrl.train.publishing import make_publisher
 from agentrl.train.shares import Work, pack, plan_shares, unpack
 from tests.end_to_end import ROOT, environment
@@ -319,6 +321,32 @@ async def test_a_frozen_tower_stays_and_the_rest_learns(
     batch = batch_of(await columns_of_a_group(template), layout_of(policy.model))
     policy(batch, lambda chosen, logprobs, entropies: -logprobs.sum()).backward()
     assert tower and all((parameter.grad is None) == (id(parameter) in tower) for parameter in policy.parameters())
+
+
+async def test_the_critics_tower_is_frozen_with_the_policys(
+    tiny_vision: Path, template: ChatTemplate, mesh: DeviceMesh
+) -> None:
+    learner = make_critic(recipe_of("trainer.freeze=[vision]"), tiny_vision, RankMesh.of_world(CPU), CPU)
+    tower = {id(one) for one in vision_parameters(learner.critic.model)}
+    learner.critic(batch_of(await columns_of_a_group(template), learner.layout)).sum().backward()
+    given = [one for one in learner.critic.model.parameters() if one.requires_grad]
+    assert tower and given and not tower & {id(one) for one in given}
+    assert learner.critic.head.weight.grad is not None
+
+
+async def test_ranks_that_share_a_tower_use_it_in_passes_without_images(
+    tiny_vision: Path, template: ChatTemplate, mesh: DeviceMesh
+) -> None:
+    """Each pass of a rank is a collective: one that left the tower out would leave the others waiting."""
+    columns = Columns.of([episode_of(await play(template, [asking("hello")], [[5, 6, 7]]), 0)])
+    policy = Policy(load_model(tiny_vision, context=400).train(), TEMPERATURE, CHUNK)
+    critic = Critic(decoder_of(load_model(tiny_vision, context=400)))
+    for module in (policy, critic):
+        shard(module, mesh, torch.float32)
+        found = module(batch_of(columns, layout_of(module.model)))
+        (found[0] if isinstance(found, tuple) else found).sum().backward()
+        tower = vision_parameters(module.model)
+        assert tower and all(one.grad is not None and not one.grad.to_local().any() for one in tower)
 
 
 def test_a_text_model_has_no_tower_to_freeze(tiny_model: Path, mesh: DeviceMesh) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.models.decoder import decoder_of
 from agentrl.models.way import ModelForm, Way, set_form
 from agentrl.train.layout_choice import layout_of
-from agentrl.train.policy import Policy, load_model
+from agentrl.train.policy import Policy, load_model, shard
 from agentrl.train.router_balance import FUNCTION, NoRouters
 from tests.models.families import FAMILIES, small_model
 from tests.train.test_families import group
@@ -80,6 +81,27 @@ def test_it_is_off_by_default_and_without_gradients(tmp_path: Path) -> None:
     with torch.no_grad():
         measured(batch)
     assert quiet.router_loss(batch) == measured.router_loss(batch) == 0.0
+
+
+def test_a_sharded_model_with_an_image_tower_keeps_it_in_passes_without_images(
+    tmp_path: Path, mesh: DeviceMesh
+) -> None:
+    model = loaded("mixtral", tmp_path)
+    batch = collated(group(), 200, layout_of(model))
+    policy = Policy(model, 1.0, 64, balance=0.5)
+    policy(batch)
+    wanted = policy.router_loss(batch)
+
+    class Tower:
+        def idle(self, decoder: Any, device: torch.device) -> torch.Tensor:
+            return torch.zeros(())
+
+    decoder_of(model).agentrl_pixels = Tower()
+    shard(policy, mesh, torch.float32)
+    policy(batch)
+    found = policy.router_loss(batch)
+    assert isinstance(found, torch.Tensor) and isinstance(wanted, torch.Tensor)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_a_model_without_routers_is_refused_with_the_key(tmp_path: Path) -> None:
