@@ -11,6 +11,7 @@ from agentrl.config.teacher import as_teacher
 from agentrl.core.registry import nearest, require
 from agentrl.inference.template_source import built_in_templates
 from agentrl.inference.tool_parsers import PARSERS
+from agentrl.launch.model_shape import shape_of_weights
 from agentrl.launch.needed_packages import needed_packages, require_packages
 from agentrl.launch.placement import server_problems
 from agentrl.launch.resume import RunError
@@ -18,6 +19,8 @@ from agentrl.launch.server_checks import check_servers
 from agentrl.launch.servers import server_python
 from agentrl.models.folder_check import refused_folder
 from agentrl.rollout.assemble import make_workflow
+
+SAVED_BYTES = 12  # of a parameter in a checkpoint: itself and two moments, all float32, whatever the files hold
 
 
 def check_components(recipe: Recipe) -> None:
@@ -108,13 +111,11 @@ def check_disk(recipe: Recipe, model: Path, run_dir: Path) -> None:
     Raises:
         RunError: The disk has too little free space.
     """
-    parameters = sum(f.stat().st_size for f in model.glob("*.safetensors"))
-    checkpoints = (
-        3 * parameters * (recipe.trainer.keep_checkpoints + 1)
-    )  # parameters and two moments; one more while writing
-    if recipe.trainer.lora_rank is not None and recipe.trainer.advantage != "gae":
-        checkpoints = 0  # adapters are small; a critic (gae) is not
-    needed = checkpoints + parameters
+    export = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    whole = (recipe.trainer.lora_rank is None) + (recipe.trainer.advantage == "gae")  # adapters are small
+    saves = recipe.trainer.keep_checkpoints + 1  # one more while writing
+    checkpoints = SAVED_BYTES * shape_of_weights(model).parameters * whole * saves
+    needed = checkpoints + export
     free = shutil.disk_usage(run_dir).free
     if free < needed:
         raise RunError(

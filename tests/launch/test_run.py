@@ -13,7 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from safetensors.torch import save_file
 
 from agentrl.config.errors import UserError
 from agentrl.config.load import load_recipe
@@ -163,16 +165,20 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         claim_run_dir(recipe(tmp_path / "file" / "runs"), resume=False, numbered=False)
 
 
+@pytest.mark.parametrize(("settings", "models"), [([], 1), (["trainer.advantage=gae"], 2)])
 def test_a_disk_too_small_for_the_checkpoints_is_told_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], models: int
 ) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
+    """Two checkpoints of parameters and two moments in float32, whatever the files hold, and the export."""
+    file = tmp_path / "model.safetensors"
+    save_file({"weight": torch.zeros(10, 100, dtype=torch.bfloat16)}, file)
+    needed = models * 2 * 12 * 1000 + file.stat().st_size
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 3_001, 6_999))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100_000, 0, needed - 1))
     with pytest.raises(RunError, match=r"0\.0 GB free"):
-        check_disk(recipe(tmp_path), tmp_path, tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 3_000, 7_000))
-    check_disk(recipe(tmp_path), tmp_path, tmp_path)
+        check_disk(recipe(tmp_path, *settings), tmp_path, tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100_000, 0, needed))
+    check_disk(recipe(tmp_path, *settings), tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize(
