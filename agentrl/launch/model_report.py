@@ -176,7 +176,7 @@ def _computed(folder: Path, context: int, trust: bool) -> Iterator[Line]:
     original, of = folder, "the model itself"
     context = context or min(_own_context(folder, trust) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     with tempfile.TemporaryDirectory(prefix="agentrl-model-check-") as small:
-        if _parameters(folder, trust) > SMALL:
+        if max(_parameters(folder, trust), _asked_for(folder)) > SMALL:
             why = _write_small(folder, Path(small), trust)
             if why is not None:
                 yield from (Line(part, "refused", *_parted(why)) for part in ("trainer", "embedded engine"))
@@ -198,6 +198,14 @@ def _parameters(folder: Path, trust: bool) -> int:
         stored = shape_of_weights(folder).parameters
         if stored and ("text_config" not in _config(folder) or has_image_class(read_config(folder, trust=trust))):
             return stored
+    except (OSError, ValueError):
+        return 0
+    return _asked_for(folder)
+
+
+def _asked_for(folder: Path) -> int:
+    """Returns the number of parameters that a config asks for, whatever its files hold; 0 if it is not known."""
+    try:
         return shape_of_folder(folder).parameters
     except (OSError, ValueError):
         return 0

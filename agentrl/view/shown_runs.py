@@ -45,11 +45,13 @@ class ShownRun:
 
     def summary(self) -> dict[str, Any]:
         """Returns what a list of runs shows, as plain data."""
-        from agentrl.launch.run_folders import run_info
+        from agentrl.launch.run_folders import DAMAGED, run_info
 
         found: dict[str, Any] = {"key": self.key, "folder": str(self.folder)}
         try:
-            return found | run_info(self.folder).as_json() | {"owner": None}
+            info = run_info(self.folder)
+            problem = {"problem": f"not all is known: {DAMAGED}"} if info.kind == DAMAGED else {}
+            return found | info.as_json() | {"owner": None} | problem
         except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # an older folder
             self.history.update()
             steps = self.history.columns([])["step"]
