@@ -180,4 +180,4 @@ def _record(line: bytes) -> dict[str, Any] | None:
         found = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int | float) else None
