@@ -179,13 +179,14 @@ def ask(reference: Any, seconds: float = ANSWER_SECONDS) -> Any:
         NodeLost: The actor is gone.
     """
     import ray
-    from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError
+    from ray.exceptions import ActorUnschedulableError, GetTimeoutError, OutOfMemoryError, RayActorError
 
     try:
         return ray.get(reference, timeout=seconds)
-    except (RayActorError, GetTimeoutError, ActorUnschedulableError) as error:
-        said = str(error).strip().splitlines()
-        raise NodeLost(f"a node of the run is gone: {said[-1] if said else type(error).__name__}") from error
+    except (RayActorError, GetTimeoutError, ActorUnschedulableError, OutOfMemoryError) as error:
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        why = said[0] if isinstance(error, OutOfMemoryError) else said[-1]  # what else it says is advice to Ray's users
+        raise NodeLost(f"a node of the run is gone: {why}") from error
 
 
 def answered(reference: Any) -> bool:

@@ -100,6 +100,25 @@ def test_what_ray_says_in_several_lines_is_told_in_one(error: type[Exception], m
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["RayActorError", "OutOfMemoryError", "GetTimeoutError", "ActorUnschedulableError"])
+def test_an_actor_that_ray_kills_is_a_lost_node(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Ray itself kills it, because its machine has too little memory."""
+    fake, exceptions = ModuleType("ray"), ModuleType("ray.exceptions")
+    kinds = ("RayActorError", "OutOfMemoryError", "GetTimeoutError", "ActorUnschedulableError")
+    made = {name: type(name, (Exception,), {}) for name in kinds}
+    vars(exceptions).update(made)
+
+    def get(reference: object, timeout: float) -> None:
+        raise made[kind]("1 worker was killed\nset RAY_memory_monitor_refresh_ms")
+
+    fake.get = get  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
+    said = "1 worker was killed" if kind == "OutOfMemoryError" else "set RAY"
+    with pytest.raises(ray_nodes.NodeLost, match=f"a node of the run is gone: {said}"):
+        ray_nodes.ask(object())
+
+
 def test_the_package_of_a_client_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself would fail to import it."""
     monkeypatch.setattr(needed_packages, "find_spec", lambda name: None if name == "grpc" else name)
