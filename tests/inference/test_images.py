@@ -182,7 +182,18 @@ async def test_sglang_gets_the_images_beside_the_ids() -> None:
     backend._http = http = _Http({"/generate": said(4)})  # type: ignore[assignment]
     await backend.generate([7, 9, 9, 8], PARAMS, request_id="r")
     ((_, body),) = http.posted
-    assert body["image_data"] == [IMAGE.url] and body["input_ids"] == [7, 9, 9, 8] and "image_places" not in body
+    assert body["image_data"] == [IMAGE.url] and "image_places" not in body
+    assert body["input_ids"] == [7, 9, 8], "it expands a placeholder itself"
+
+
+async def test_sglang_gets_one_placeholder_for_each_image_also_where_rows_are_separated() -> None:
+    backend = SGLangBackend("http://s", 1.0)
+    backend._http = http = _Http({"/generate": said(10)})  # type: ignore[assignment]
+    images = (PromptImage(IMAGE.url, 1, 3), PromptImage(IMAGE.url, 4, 9))
+    await backend.generate([7, 9, 9, 6, 3, 9, 9, 9, 3, 8], replace(PARAMS, images=images), request_id="r")
+    assert http.posted[0][1]["input_ids"] == [7, 9, 6, 9, 8]
+    await backend.generate([7, 9, 9], replace(PARAMS, images=()), request_id="r")
+    assert http.posted[1][1]["input_ids"] == [7, 9, 9]
 
 
 async def test_a_server_that_expands_images_otherwise_is_refused() -> None:
@@ -196,7 +207,7 @@ async def test_the_embedded_engine_gets_the_places_too() -> None:
     backend = EmbeddedBackend("http://s", 1.0)
     backend._http = http = _Http({"/generate": said(4)})  # type: ignore[assignment]
     await backend.generate([7, 9, 9, 8], PARAMS, request_id="r")
-    assert http.posted[0][1]["image_places"] == [[1, 3]]
+    assert http.posted[0][1]["image_places"] == [[1, 3]] and http.posted[0][1]["input_ids"] == [7, 9, 9, 8]
     await backend.generate([7], replace(PARAMS, images=()), request_id="r")
     assert not {"image_data", "image_places"} & http.posted[1][1].keys()
 

@@ -58,11 +58,12 @@ class EmbeddedBackend(SGLangBackend):
         """Wait for a request: the engine aborts one whose connection is closed at once."""
         return await request
 
-    def _image_fields(self, images: Sequence[PromptImage]) -> dict[str, Any]:
-        """Adds the places of the placeholders, which the engine then need not look for: an answer may hold some too."""
+    def _prompt_fields(self, token_ids: list[int], images: Sequence[PromptImage]) -> dict[str, Any]:
+        """Sends the ids as they are, and where the images' placeholders stand: an answer may hold some too."""
         if not images:
-            return {}
-        return super()._image_fields(images) | {"image_places": [[image.start, image.end] for image in images]}
+            return {"input_ids": token_ids}
+        places = [[image.start, image.end] for image in images]
+        return {"input_ids": token_ids, "image_data": [image.url for image in images], "image_places": places}
 
     async def _flush(self) -> None:
         """Does nothing: the engine empties its prefix cache when weights change."""

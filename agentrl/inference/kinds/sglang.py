@@ -9,6 +9,7 @@ is closed.
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,7 @@ from agentrl.inference.versions import version_number, versions_of
 
 log = logging.getLogger(__name__)
 
+EXACT_IDS = "SGLANG_MM_AVOID_RETOKENIZE"  # else the ids beside images are those of their text, tokenized again
 ABORT_SECONDS = 5.0  # when a connection is closed, for calls that abort its requests
 FLUSH_SECONDS = 10  # for requests that were aborted or given up to leave the scheduler
 TOO_LONG = ("context",)  # words in the error message for a prompt that is too long
@@ -72,8 +74,8 @@ class SGLangBackend(Backend):
             sampling["sampling_seed"] = params.seed
         if params.json_schema is not None:
             sampling["json_schema"] = params.json_schema
-        body = {"rid": request_id, "input_ids": token_ids, "sampling_params": sampling, "return_logprob": True}
-        body |= self._image_fields(params.images)
+        body = {"rid": request_id, "sampling_params": sampling, "return_logprob": True}
+        body |= self._prompt_fields(token_ids, params.images)
         start = params.experts_from
         if start is not None:
             body |= {"return_routed_experts": True, "routed_experts_start_len": start}
@@ -88,9 +90,19 @@ class SGLangBackend(Backend):
             self._check_prompt(answer, len(token_ids))
         return generation
 
-    def _image_fields(self, images: Sequence[PromptImage]) -> dict[str, Any]:
-        """Returns the fields of a request that hold the images of its prompt."""
-        return {"image_data": [image.url for image in images]} if images else {}
+    def _prompt_fields(self, token_ids: list[int], images: Sequence[PromptImage]) -> dict[str, Any]:
+        """Returns the fields of a request that hold its prompt.
+
+        SGLang wants one placeholder for each image, and expands it itself; a prompt with more hangs for ever.
+        """
+        if not images:
+            return {"input_ids": token_ids}
+        sent, end = list[int](), 0
+        for image in images:
+            ((placeholder, _),) = Counter(token_ids[image.start : image.end]).most_common(1)  # others separate rows
+            sent += [*token_ids[end : image.start], placeholder]
+            end = image.end
+        return {"input_ids": sent + token_ids[end:], "image_data": [image.url for image in images]}
 
     def _check_prompt(self, answer: Any, length: int) -> None:
         """Refuses an answer to another prompt: the server's own processor puts placeholders into a prompt with images.
@@ -397,7 +409,7 @@ class SGLang(ServerKind):
     def env(self, start: ServerStart) -> dict[str, str]:
         """Settings that turn off the network, since the model is local, and set the number of threads on a CPU."""
         threads = {"OMP_NUM_THREADS": str(start.threads)} if start.device == "cpu" and start.threads else {}
-        return {"HF_HUB_OFFLINE": "1", **threads}
+        return {"HF_HUB_OFFLINE": "1", EXACT_IDS: "1", **threads}
 
     def backend(self, url: str, timeout: float, access: Access = OPEN) -> SGLangBackend:
         """Connect to the server at ``url``."""
