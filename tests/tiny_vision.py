@@ -45,13 +45,14 @@ TEXT = {
 }  # fmt: skip
 
 
-def build_tiny_vision(folder: Path, kind: str = "qwen2_vl", seed: int = 0) -> Path:
+def build_tiny_vision(folder: Path, kind: str = "qwen2_vl", seed: int = 0, hidden: int = 32) -> Path:
     """Write a model, its tokenizer and its processor.
 
     Args:
         folder: Folder to write to; created when missing.
         kind: One of :data:`KINDS`.
         seed: Seed of the weights.
+        hidden: Size of the text's states, of a model like Qwen2-VL; SGLang wants larger heads than 8.
 
     Returns:
         The folder.
@@ -62,7 +63,7 @@ def build_tiny_vision(folder: Path, kind: str = "qwen2_vl", seed: int = 0) -> Pa
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_of(folder, kind)
-    config = (_qwen if kind == "qwen2_vl" else _idefics)(folder, tokenizer)
+    config = _qwen(folder, tokenizer, hidden) if kind == "qwen2_vl" else _idefics(folder, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
@@ -91,7 +92,7 @@ def _common(tokenizer: Any) -> dict[str, Any]:
     return {**TEXT, "vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": end, "initializer_range": 0.2}
 
 
-def _qwen(folder: Path, tokenizer: Any) -> Any:
+def _qwen(folder: Path, tokenizer: Any, hidden: int) -> Any:
     from transformers import Qwen2VLConfig
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -101,15 +102,18 @@ def _qwen(folder: Path, tokenizer: Any) -> Any:
     film = {"video_processor_type": "Qwen2VLVideoProcessor", **sizes, "size": {**bounds, "longest_edge": 8192}}
     film["cap_pixels_per_frame"] = False
     (folder / "video_preprocessor_config.json").write_text(json.dumps(film))
+    eighth = hidden // TEXT["num_attention_heads"] // 8
+    sections = [eighth, eighth, 2 * eighth]  # of a head's rotated pairs: time, height, width
     names = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
     names |= {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
     return Qwen2VLConfig(
         text_config={
             **_common(tokenizer),
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+            "hidden_size": hidden,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections},
         },
         vision_config={
-            "depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4,
+            "depth": 2, "embed_dim": hidden, "hidden_size": hidden, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4,
             "spatial_merge_size": 2, "temporal_patch_size": 2, "initializer_range": 0.2,
         },
         tie_word_embeddings=True,
