@@ -68,7 +68,7 @@ def read_tokenizer(folder: Path, *, trust: bool = False) -> Any:
     except unreadable() as error:
         if (folder / "config.json").is_file():
             read_config(folder, trust=trust)  # which may be the reason
-        brings = "AutoTokenizer" in (_json(folder / "tokenizer_config.json").get("auto_map") or {})
+        brings = "AutoTokenizer" in (read_object(folder / "tokenizer_config.json").get("auto_map") or {})
         remedy = TRUST if brings and not trust else COPY
         raise Unreadable(f"the tokenizer in {folder} cannot be loaded ({one_line(error)}): {remedy}") from error
 
@@ -81,7 +81,7 @@ def _wrong_config(folder: Path, error: Exception, trust: bool) -> str:
     """Says what is wrong with a config that transformers does not read, and what can be done."""
     from transformers import CONFIG_MAPPING, __version__
 
-    config = _json(folder / "config.json")
+    config = read_object(folder / "config.json")
     kind = config.get("model_type")
     if "auto_map" in config and not trust:
         return f"transformers {__version__} does not know the model type {kind!r}, whose code comes with it: {TRUST}"
@@ -94,7 +94,7 @@ def _wrong_config(folder: Path, error: Exception, trust: bool) -> str:
     return f"transformers {__version__} does not know the model type {kind!r} ({one_line(error)}): {remedy}"
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     """Returns the object in a JSON file; an empty one if there is none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))

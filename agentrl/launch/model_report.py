@@ -15,7 +15,7 @@ from typing import Any, Literal
 from agentrl.core.image_reader import ImageReader, has_image_class
 from agentrl.core.images import data_url
 from agentrl.core.message_shape import ImageRefused
-from agentrl.core.model_files import COPY, Unreadable, one_line, read_config, read_tokenizer, unreadable
+from agentrl.core.model_files import COPY, Unreadable, one_line, read_config, read_object, read_tokenizer, unreadable
 from agentrl.launch.model_shape import shape_of_folder, shape_of_weights
 from agentrl.models.folder_check import (
     RESIZE,
@@ -120,7 +120,7 @@ def _sizes(folder: Path, tokenizer: Any) -> Iterator[Line]:
 
 def _end_tokens(folder: Path, tokenizer: Any) -> list[int]:
     found: list[int] = []
-    for source in (_json(folder / "generation_config.json"), _config(folder)):
+    for source in (read_object(folder / "generation_config.json"), _config(folder)):
         ids = source.get("eos_token_id")
         found += [ids] if isinstance(ids, int) else ids or []
     if tokenizer.eos_token_id is not None:
@@ -355,15 +355,7 @@ def _memory(folder: Path, trust: bool) -> Iterator[Line]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    return _json(folder / "config.json")
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return read_object(folder / "config.json")
 
 
 def as_json(name: str, lines: list[Line]) -> str:

@@ -26,7 +26,7 @@ def load_weights(
     Args:
         kind: Auto class of transformers.
         path: Folder of the model.
-        config: Its config.
+        config: Config of the model.
         drawn: Parts of the names of weights that its files may lack, as the caller sets them; ``[""]`` for all.
         trust: Whether code that comes with the model may run.
         how: Further arguments of ``from_pretrained``.

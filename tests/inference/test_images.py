@@ -196,6 +196,14 @@ async def test_sglang_gets_one_placeholder_for_each_image_also_where_rows_are_se
     assert http.posted[1][1]["input_ids"] == [7, 9, 9]
 
 
+async def test_a_placeholder_that_was_sampled_is_refused_before_sglang_waits_for_its_image() -> None:
+    backend = SGLangBackend("http://s", 1.0)
+    backend._http = http = _Http({"/generate": said(5)})  # type: ignore[assignment]
+    with pytest.raises(InferenceError, match="holds 2 placeholders for 1 images"):
+        await backend.generate([7, 9, 9, 8, 9], PARAMS, request_id="r")
+    assert not http.posted
+
+
 async def test_a_server_that_expands_images_otherwise_is_refused() -> None:
     backend = SGLangBackend("http://s", 1.0)
     backend._http = _Http({"/generate": said(6)})  # type: ignore[assignment]

@@ -9,7 +9,6 @@ is closed.
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from agentrl.inference.backend import (
     SamplingParams,
     ServerUnreachable,
 )
+from agentrl.inference.expanded_images import check_expanded, one_placeholder_each
 from agentrl.inference.http import ALIVE_SECONDS, OPEN, Access, ServerHttp
 from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
 from agentrl.inference.routed_experts import read_numbers, rows_wanted
@@ -87,7 +87,7 @@ class SGLangBackend(Backend):
             experts = read_numbers(answer["meta_info"].get("routed_experts"), rows, server)
             generation = replace(generation, experts=experts)
         if params.images:
-            self._check_prompt(answer, len(token_ids))
+            check_expanded(answer, len(token_ids), self.url)
         return generation
 
     def _prompt_fields(self, token_ids: list[int], images: Sequence[PromptImage]) -> dict[str, Any]:
@@ -97,26 +97,8 @@ class SGLangBackend(Backend):
         """
         if not images:
             return {"input_ids": token_ids}
-        sent, end = list[int](), 0
-        for image in images:
-            ((placeholder, _),) = Counter(token_ids[image.start : image.end]).most_common(1)  # others separate rows
-            sent += [*token_ids[end : image.start], placeholder]
-            end = image.end
-        return {"input_ids": sent + token_ids[end:], "image_data": [image.url for image in images]}
-
-    def _check_prompt(self, answer: Any, length: int) -> None:
-        """Refuses an answer to another prompt: the server's own processor puts placeholders into a prompt with images.
-
-        Raises:
-            InferenceError: The server read more or fewer tokens than it was sent.
-        """
-        read = answer["meta_info"].get("prompt_tokens")
-        if read != length:
-            raise InferenceError(
-                f"{self.url}/generate read a prompt of {read} tokens where {length} were sent: it expands the images "
-                "otherwise than the model's processor here; use the same transformers, and the model's own "
-                "preprocessor_config.json"
-            )
+        sent = one_placeholder_each(token_ids, images, self.url)
+        return {"input_ids": sent, "image_data": [image.url for image in images]}
 
     async def _or_abort(self, request_id: str, request: Coroutine[Any, Any, Any]) -> Any:
         """Wait for a request; if the caller is cancelled or its time is over, have the server abort it.
