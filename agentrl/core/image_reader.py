@@ -248,6 +248,14 @@ def has_image_class(config: Any) -> bool:
     return kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
+def resizes_with_pillow(folder: Path) -> bool:
+    """Whether a model's processor resizes images with Pillow here; with torchvision it gives other pixels.
+
+    transformers takes torchvision where it is installed.
+    """
+    return importlib.util.find_spec("torchvision") is None and any((folder / name).is_file() for name in FILES)
+
+
 def copy_processor(source: Path, target: Path) -> None:
     """Copies the files of a model's processor, beside those of the tokenizer, into another folder of the model."""
     for name in COPIED:

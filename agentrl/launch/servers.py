@@ -5,6 +5,7 @@ carries the tail of its log.
 """
 
 import contextlib
+import shlex
 import socket
 import sys
 import time
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import InferenceConfig, Recipe
+from agentrl.core.image_reader import resizes_with_pillow
 from agentrl.data.models import ResolvedModel, require_chat_template, resolve_model
 from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.host.key_guard import KEY_ENV
@@ -28,6 +30,10 @@ from agentrl.observe.say import say
 
 READY_POLL_SECONDS = 1.0
 LOOPBACK = "127.0.0.1"
+PILLOW = (
+    "without torchvision, images are resized with Pillow here. A server resizes them with torchvision, to other pixels, "
+    "unless it was started with {flags}: start it so, or install the torchvision of your torch"
+)
 
 
 def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
@@ -36,6 +42,9 @@ def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
     if recipe.model.chat_template in (None, "training"):  # else the recipe brings one
         require_chat_template(model.path)
     say(console, f"model   {model.source}")
+    flags = server_kind(recipe.inference.engine).pillow_flags
+    if flags and recipe.inference.urls and resizes_with_pillow(model.path):
+        say(console, f"images  {PILLOW.format(flags=shlex.join(flags))}", "yellow")
     return model
 
 
@@ -121,6 +130,7 @@ def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int, host
         guarded=apart,
         trust=recipe.model.trust_remote_code,
         experts=recipe.trainer.replay_routing,
+        pillow=resizes_with_pillow(model),
     )
 
 

@@ -88,6 +88,7 @@ class ServerStart:
         guarded: Whether no call may be answered without the key in its environment.
         trust: Whether Python code that comes with the model may run.
         experts: Whether answers must name the experts of each token.
+        pillow: Whether images must be resized with Pillow, as this side reads them.
     """
 
     model: Path
@@ -107,6 +108,7 @@ class ServerStart:
     guarded: bool = False
     trust: bool = False
     experts: bool = False
+    pillow: bool = False
 
     def module(self, name: str) -> list[str]:
         """Command that runs a server's module of an interpreter, behind the guard of its key where there is one."""
@@ -149,12 +151,14 @@ class ServerKind:
         install: Installation advice, shown if the package is missing.
         ready_path: Path that answers 200 as soon as the server takes requests; ``None`` for a server that picks a
             port itself and announces its URL in ``ServerStart.ready_file``.
+        pillow_flags: Flags with which it resizes images with Pillow; empty if it reads them as this side does anyway.
     """
 
     capabilities: Capabilities = Capabilities()
     package: str | None = None
     install: str = "install it into an environment of its own"
     ready_path: str | None = None
+    pillow_flags: tuple[str, ...] = ()
 
     def command(self, start: ServerStart) -> list[str]:
         """Command line of one server; the run starts and ends it."""

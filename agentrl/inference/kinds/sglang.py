@@ -362,6 +362,7 @@ class SGLang(ServerKind):
     package = "sglang"
     install = "install it into an environment of its own (make sglang does so for a CPU)"
     ready_path = "/ready"  # /health generates a token, and fails while paused
+    pillow_flags = ("--disable-fast-image-processor",)
 
     def command(self, start: ServerStart) -> list[str]:
         """Command line of SGLang's server; on a CPU with PyTorch's operators and a cache of fixed size."""
@@ -377,6 +378,7 @@ class SGLang(ServerKind):
             *(word for name, size in start.sizes.items() for word in (f"--{name}-size", str(size))),
             *(["--trust-remote-code"] if start.trust else []),
             *([SGLangBackend.experts_flag] if start.experts else []),
+            *(self.pillow_flags if start.pillow else ()),
         ]
         if start.certificate:
             command += ["--ssl-certfile", start.certificate, "--ssl-keyfile", start.private_key]

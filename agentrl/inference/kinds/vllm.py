@@ -277,6 +277,7 @@ class VLLM(ServerKind):
     package = "vllm"
     install = "install it into an environment of its own (make vllm does so for a CPU)"
     ready_path = "/health"
+    pillow_flags = ("--mm-processor-kwargs", '{"use_fast": false}')
 
     def command(self, start: ServerStart) -> list[str]:
         """Command line of vLLM's server, with the calls and the logprobs that training needs."""
@@ -292,6 +293,7 @@ class VLLM(ServerKind):
             "--enable-scale-out",  # turns on the call that returns the policy version of each token
             *(["--trust-remote-code"] if start.trust else []),
             *([EXPERTS_FLAG] if start.experts else []),
+            *(self.pillow_flags if start.pillow else ()),
             # with its cache, the renderer leaves out the features of an image that it has seen before
             *(["--mm-processor-cache-gb", "0"] if any((start.model / name).is_file() for name in FILES) else []),
         ]
