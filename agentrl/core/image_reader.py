@@ -79,7 +79,7 @@ class ImageReader:
         Returns:
             The reader; or ``None``, and why the model takes no images, which is empty for a model of text.
         """
-        if not any((folder / name).is_file() for name in FILES):
+        if not has_processor(folder):
             return None, ""
         try:
             config = read_config(folder, trust=trust)
@@ -112,7 +112,7 @@ class ImageReader:
         kind = type(self._processor).__mro__[1]
         if "video_processor" not in kind.get_attributes() or None in (self.video_token, self.video_token_id):
             return None, f"transformers' {self.name} reads none, or has no token of its own for them"
-        if importlib.util.find_spec("torchvision") is None:
+        if resizes_with_pillow():
             return None, f"transformers' {self.name} needs torchvision for them: install the one of your torch"
         from transformers import AutoVideoProcessor
 
@@ -248,12 +248,17 @@ def has_image_class(config: Any) -> bool:
     return kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def resizes_with_pillow(folder: Path) -> bool:
-    """Whether a model's processor resizes images with Pillow here; with torchvision it gives other pixels.
+def has_processor(folder: Path) -> bool:
+    """Whether the folder of a model tells how its images are processed."""
+    return any((folder / name).is_file() for name in FILES)
 
-    transformers takes torchvision where it is installed.
+
+def resizes_with_pillow() -> bool:
+    """Whether processors resize images with Pillow here.
+
+    transformers takes torchvision where it is installed, which gives other pixels.
     """
-    return importlib.util.find_spec("torchvision") is None and any((folder / name).is_file() for name in FILES)
+    return importlib.util.find_spec("torchvision") is None
 
 
 def copy_processor(source: Path, target: Path) -> None:

@@ -50,6 +50,7 @@ from agentrl.rollout.assemble import (
     make_backend,
     make_client,
     make_workflow,
+    pause_mode,
 )
 from agentrl.rollout.controller import Controller
 from agentrl.rollout.curriculum import Curriculum
@@ -120,7 +121,7 @@ async def serve(
     pauses = Pauses(note_paused(run_dir) if external else lambda urls: None, lease)
     placed_at, access = run_dir / "processes" / FOLDER, access_to_servers(recipe)
     near = Relays(placed_at, run_dir, access, lease).near if placed(recipe) else None
-    mode, probe = recipe.weights.pause_mode, first_push_probe(recipe, client.template)
+    mode, probe = pause_mode(recipe, client.template), first_push_probe(recipe, client.template)
     weights = WeightTransaction(router, Committed(0, str(model)), mode, lease, pauses, near, probe)
 
     teacher = make_teacher(recipe, teacher_urls)

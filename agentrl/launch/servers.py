@@ -17,12 +17,12 @@ from rich.console import Console
 
 from agentrl.config.errors import UserError
 from agentrl.config.recipe import InferenceConfig, Recipe
-from agentrl.core.image_reader import resizes_with_pillow
+from agentrl.core.image_reader import has_processor, resizes_with_pillow
 from agentrl.data.models import ResolvedModel, require_chat_template, resolve_model
 from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.host.key_guard import KEY_ENV
 from agentrl.inference.http import OPEN, Access
-from agentrl.inference.kinds.kind import ServerStart, server_kind
+from agentrl.inference.kinds.kind import ImageReading, ServerStart, server_kind
 from agentrl.launch import commands
 from agentrl.launch.placement import devices_beside, sizes, visible_gpus
 from agentrl.launch.supervisor import Child, ChildFailed, Supervisor
@@ -30,21 +30,22 @@ from agentrl.observe.say import say
 
 READY_POLL_SECONDS = 1.0
 LOOPBACK = "127.0.0.1"
-PILLOW = (
-    "without torchvision, images are resized with Pillow here. A server resizes them with torchvision, to other pixels, "
-    "unless it was started with {flags}: start it so, or install the torchvision of your torch"
-)
 
 
 def find_model(recipe: Recipe, console: Console) -> ResolvedModel:
-    """Find the model by its name, check that it has a chat template or gets one, and print its source."""
+    """Find the model by its name, check that it has a chat template or gets one, and print its source.
+
+    For a model with images at ``inference.urls``, print what such servers must have been started with, too.
+    """
     model = resolve_model(recipe.model.name, say=lambda text: say(console, text))
     if recipe.model.chat_template in (None, "training"):  # else the recipe brings one
         require_chat_template(model.path)
     say(console, f"model   {model.source}")
-    flags = server_kind(recipe.inference.engine).pillow_flags
-    if flags and recipe.inference.urls and resizes_with_pillow(model.path):
-        say(console, f"images  {PILLOW.format(flags=shlex.join(flags))}", "yellow")
+    reading = image_reading(recipe, model.path)
+    if reading is not None and recipe.inference.urls:
+        env, flags = server_kind(recipe.inference.engine).for_images(reading)
+        if words := shlex.join([*(f"{name}={value}" for name, value in env.items()), *flags]):
+            say(console, f"images  servers at inference.urls read them as this run does if started with {words}")
     return model
 
 
@@ -130,8 +131,16 @@ def server_start(recipe: Recipe, model: Path, ready_file: Path, index: int, host
         guarded=apart,
         trust=recipe.model.trust_remote_code,
         experts=recipe.trainer.replay_routing,
-        pillow=resizes_with_pillow(model),
+        images=image_reading(recipe, model),
     )
+
+
+def image_reading(recipe: Recipe, model: Path) -> ImageReading | None:
+    """Returns how the recipe's servers must read images; ``None`` for a model of text."""
+    if not has_processor(model):
+        return None
+    changes = recipe.trainer.type is not None and "vision" not in recipe.trainer.freeze
+    return ImageReading(resizes_with_pillow(), changes)
 
 
 def free_port(host: str = LOOPBACK) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.config.recipe import Recipe
 from agentrl.core.registry import load
 from agentrl.core.workflow import RolloutWorkflow
-from agentrl.inference.backend import Backend, SamplingParams
+from agentrl.inference.backend import Backend, PauseMode, SamplingParams
 from agentrl.inference.client import ChatClient, EvaluationClient
 from agentrl.inference.http import OPEN, SERVER_KEY, Access
 from agentrl.inference.kinds.kind import TextApi, server_kind
@@ -80,6 +80,12 @@ def first_push_probe(recipe: Recipe, template: ChatTemplate) -> list[int]:
     if recipe.weights.names != "files" or not server_kind(recipe.inference.engine).capabilities.scoring:
         return []
     return template.encoder.ids(TEXT)
+
+
+def pause_mode(recipe: Recipe, template: ChatTemplate) -> PauseMode:
+    """Returns how a push stops requests: those with images must end where the servers could not go on with them."""
+    goes_on = template.shown.reader is None or server_kind(recipe.inference.engine).capabilities.images_go_on
+    return recipe.weights.pause_mode if goes_on else "abort"
 
 
 def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSettings, SessionSettings]:

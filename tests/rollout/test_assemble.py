@@ -1,4 +1,4 @@
-"""The text by which the first push is checked is encoded for servers that take the files' names, and for no others."""
+"""What a push does at servers of each kind: the text by which the first is checked, and how requests stop."""
 
 from pathlib import Path
 
@@ -7,8 +7,9 @@ import pytest
 from agentrl.config.load import load_recipe
 from agentrl.inference.template import ChatTemplate
 from agentrl.launch.resolve import resolve
-from agentrl.rollout.assemble import first_push_probe
+from agentrl.rollout.assemble import first_push_probe, pause_mode
 from agentrl.weights.first_push import TEXT
+from tests.tiny_vision import build_tiny_vision
 
 
 @pytest.mark.parametrize(("engine", "checked"), [("sglang", True), ("vllm", True), ("embedded", False)])
@@ -19,3 +20,14 @@ def test_the_first_push_is_checked_where_the_server_reads_names_of_its_own(
     template = ChatTemplate.from_folder(tiny_model)
     ids = first_push_probe(recipe, template)
     assert template.text(ids) == TEXT if checked else ids == []
+
+
+@pytest.mark.parametrize(("engine", "mode"), [("sglang", "retract"), ("vllm", "abort"), ("embedded", "retract")])
+def test_a_push_ends_requests_with_images_where_the_servers_cannot_go_on_with_them(
+    engine: str, mode: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = [f"inference.engine={engine}", "weights.pause_mode=retract"]
+    recipe = resolve(load_recipe("arithmetic_grpo", settings, device="cpu"), None)
+    assert pause_mode(recipe, ChatTemplate.from_folder(tiny_model)) == "retract"
+    seeing = ChatTemplate.from_folder(build_tiny_vision(tmp_path))
+    assert pause_mode(recipe, seeing) == mode

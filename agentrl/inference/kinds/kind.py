@@ -8,7 +8,7 @@ up a kind starts nothing.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from agentrl.core.registry import load, registered
 from agentrl.host import key_guard
@@ -41,6 +41,8 @@ class Capabilities:
         structured_output: Servers can constrain an answer to a JSON schema.
         images: Servers take images beside the ids of a prompt.
         videos: They take the frames of videos too.
+        images_go_on: A request with images can go on after a weight push; otherwise a push aborts it, and it is sent
+            again with the tokens that it had.
         experts: Servers of a mixture of experts name the experts that each layer chose for each token.
         scoring: Servers return the logprobs of given tokens, as a teacher's server must.
         remote: Servers can stand on other machines: they listen at ``ServerStart.host``, answer no call without the key
@@ -59,11 +61,31 @@ class Capabilities:
     structured_output: bool = False
     images: bool = False
     videos: bool = False
+    images_go_on: bool = True
     experts: bool = False
     scoring: bool = False
     remote: bool = False
     parallel: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+class ImageReading(NamedTuple):
+    """How a server of a model with images must read them.
+
+    Attributes:
+        pillow: It must resize them with Pillow, as this side does where torchvision is not installed.
+        tower_changes: Weight pushes change the image tower, so features of old weights must not be kept.
+    """
+
+    pillow: bool
+    tower_changes: bool
+
+
+class StartOptions(NamedTuple):
+    """Environment variables and flags that a server is started with."""
+
+    env: dict[str, str]
+    flags: list[str]
 
 
 @dataclass(frozen=True)
@@ -88,7 +110,7 @@ class ServerStart:
         guarded: Whether no call may be answered without the key in its environment.
         trust: Whether Python code that comes with the model may run.
         experts: Whether answers must name the experts of each token.
-        pillow: Whether images must be resized with Pillow, as this side reads them.
+        images: How it must read images; ``None`` for a model of text.
     """
 
     model: Path
@@ -108,7 +130,7 @@ class ServerStart:
     guarded: bool = False
     trust: bool = False
     experts: bool = False
-    pillow: bool = False
+    images: ImageReading | None = None
 
     def module(self, name: str) -> list[str]:
         """Command that runs a server's module of an interpreter, behind the guard of its key where there is one."""
@@ -151,14 +173,12 @@ class ServerKind:
         install: Installation advice, shown if the package is missing.
         ready_path: Path that answers 200 as soon as the server takes requests; ``None`` for a server that picks a
             port itself and announces its URL in ``ServerStart.ready_file``.
-        pillow_flags: Flags with which it resizes images with Pillow; empty if it reads them as this side does anyway.
     """
 
     capabilities: Capabilities = Capabilities()
     package: str | None = None
     install: str = "install it into an environment of its own"
     ready_path: str | None = None
-    pillow_flags: tuple[str, ...] = ()
 
     def command(self, start: ServerStart) -> list[str]:
         """Command line of one server; the run starts and ends it."""
@@ -167,6 +187,10 @@ class ServerKind:
     def env(self, start: ServerStart) -> dict[str, str]:
         """Environment variables of the server, added to this process's own."""
         return {}
+
+    def for_images(self, reading: ImageReading) -> StartOptions:
+        """Environment and flags that a server needs for images; the user is told them for ``inference.urls``."""
+        return StartOptions({}, [])
 
     def backend(self, url: str, timeout: float, access: Access = OPEN) -> Backend:
         """Connection to the server at ``url``.

@@ -24,15 +24,14 @@ from agentrl.inference.backend import (
     SamplingParams,
     ServerUnreachable,
 )
-from agentrl.inference.expanded_images import check_expanded, one_placeholder_each
 from agentrl.inference.http import ALIVE_SECONDS, OPEN, Access, ServerHttp
-from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
+from agentrl.inference.kinds.kind import Capabilities, ImageReading, ServerKind, ServerStart, StartOptions
 from agentrl.inference.routed_experts import read_numbers, rows_wanted
+from agentrl.inference.sglang_images import check_expanded, one_placeholder_each, start_options
 from agentrl.inference.versions import version_number, versions_of
 
 log = logging.getLogger(__name__)
 
-EXACT_IDS = "SGLANG_MM_AVOID_RETOKENIZE"  # else the ids beside images are those of their text, tokenized again
 ABORT_SECONDS = 5.0  # when a connection is closed, for calls that abort its requests
 FLUSH_SECONDS = 10  # for requests that were aborted or given up to leave the scheduler
 TOO_LONG = ("context",)  # words in the error message for a prompt that is too long
@@ -362,7 +361,6 @@ class SGLang(ServerKind):
     package = "sglang"
     install = "install it into an environment of its own (make sglang does so for a CPU)"
     ready_path = "/ready"  # /health generates a token, and fails while paused
-    pillow_flags = ("--disable-fast-image-processor",)
 
     def command(self, start: ServerStart) -> list[str]:
         """Command line of SGLang's server; on a CPU with PyTorch's operators and a cache of fixed size."""
@@ -370,15 +368,13 @@ class SGLang(ServerKind):
             *start.module("sglang.launch_server"),
             *("--model-path", str(start.model)),
             *("--host", start.host, "--port", str(start.port)),
-            *("--dtype", start.dtype),
-            *("--context-length", str(start.context_length)),
-            *("--max-running-requests", str(start.max_running)),
-            *("--random-seed", str(start.seed)),
+            *("--dtype", start.dtype, "--random-seed", str(start.seed)),
+            *("--context-length", str(start.context_length), "--max-running-requests", str(start.max_running)),
             "--skip-server-warmup",
             *(word for name, size in start.sizes.items() for word in (f"--{name}-size", str(size))),
             *(["--trust-remote-code"] if start.trust else []),
             *([SGLangBackend.experts_flag] if start.experts else []),
-            *(self.pillow_flags if start.pillow else ()),
+            *(start_options(start.images).flags if start.images else []),
         ]
         if start.certificate:
             command += ["--ssl-certfile", start.certificate, "--ssl-keyfile", start.private_key]
@@ -393,7 +389,11 @@ class SGLang(ServerKind):
     def env(self, start: ServerStart) -> dict[str, str]:
         """Settings that turn off the network, since the model is local, and set the number of threads on a CPU."""
         threads = {"OMP_NUM_THREADS": str(start.threads)} if start.device == "cpu" and start.threads else {}
-        return {"HF_HUB_OFFLINE": "1", EXACT_IDS: "1", **threads}
+        return {"HF_HUB_OFFLINE": "1", **(start_options(start.images).env if start.images else {}), **threads}
+
+    def for_images(self, reading: ImageReading) -> StartOptions:
+        """As :func:`start_options` says."""
+        return start_options(reading)
 
     def backend(self, url: str, timeout: float, access: Access = OPEN) -> SGLangBackend:
         """Connect to the server at ``url``."""

@@ -7,16 +7,17 @@ running ones, so the version at a request's start holds for all its tokens; ``we
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.core.image_reader import FILES, PromptImage
+from agentrl.core.image_reader import PromptImage
 from agentrl.core.weight_manifest import WeightManifest
 from agentrl.inference.backend import NEUTRAL, Backend, Generation, InferenceError, PauseMode, SamplingParams
 from agentrl.inference.http import ALIVE_SECONDS, OPEN, Access, ServerHttp
-from agentrl.inference.kinds.kind import Capabilities, ServerKind, ServerStart
+from agentrl.inference.kinds.kind import Capabilities, ImageReading, ServerKind, ServerStart, StartOptions
 from agentrl.inference.routed_experts import read_array, rows_wanted
 from agentrl.inference.versions import version_number, versions_of
 
@@ -221,6 +222,8 @@ class VLLMBackend(Backend):
         await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
         if self._mode != "in_place":  # in this mode paused requests keep the KV cache of the old weights
             await self._control("/reset_prefix_cache?reset_running_requests=true")
+        with contextlib.suppress(InferenceError):  # of image features; older servers have no such call
+            await self._http.post("/reset_encoder_cache", expect_json=False, repeatable=True)
         await self._control("/update_weight_version", {"new_version": str(version)})
         self._version = version
 
@@ -268,6 +271,7 @@ class VLLM(ServerKind):
         transports=("shm", "disk"),
         structured_output=True,
         images=True,
+        images_go_on=False,  # vLLM 0.32 ends when it computes one anew whose image lay in a cached prefix
         experts=True,
         scoring=True,
         remote=True,
@@ -277,7 +281,6 @@ class VLLM(ServerKind):
     package = "vllm"
     install = "install it into an environment of its own (make vllm does so for a CPU)"
     ready_path = "/health"
-    pillow_flags = ("--mm-processor-kwargs", '{"use_fast": false}')
 
     def command(self, start: ServerStart) -> list[str]:
         """Command line of vLLM's server, with the calls and the logprobs that training needs."""
@@ -293,9 +296,7 @@ class VLLM(ServerKind):
             "--enable-scale-out",  # turns on the call that returns the policy version of each token
             *(["--trust-remote-code"] if start.trust else []),
             *([EXPERTS_FLAG] if start.experts else []),
-            *(self.pillow_flags if start.pillow else ()),
-            # with its cache, the renderer leaves out the features of an image that it has seen before
-            *(["--mm-processor-cache-gb", "0"] if any((start.model / name).is_file() for name in FILES) else []),
+            *(self.for_images(start.images).flags if start.images else []),
         ]
         for name, size in start.sizes.items():
             command += [_SIZES[name], str(size)] if name != "ep" else [_SIZES[name]]
@@ -313,6 +314,11 @@ class VLLM(ServerKind):
             if start.threads:
                 env["OMP_NUM_THREADS"] = str(start.threads)
         return env
+
+    def for_images(self, reading: ImageReading) -> StartOptions:
+        """Turns off a cache with which the renderer leaves out the features of an image that it has seen before."""
+        pillow = ["--mm-processor-kwargs", '{"use_fast": false}'] if reading.pillow else []
+        return StartOptions({}, ["--mm-processor-cache-gb", "0", *pillow])
 
     def backend(self, url: str, timeout: float, access: Access = OPEN) -> VLLMBackend:
         """Connect to the server at ``url``, with or without ``--enable-scale-out``."""

@@ -132,6 +132,7 @@ async def test_the_modes_of_a_pause_and_what_follows_a_load(tmp_path: Path) -> N
         paths = [path for path, _ in seen]
         assert paths[0] == f"/pause?mode={said}"
         assert ("/reset_prefix_cache?reset_running_requests=true" not in paths) == cache_kept
+        assert "/reset_encoder_cache" in paths, "features of images would be those of the old tower"
         assert seen[-1] == ("/update_weight_version", {"new_version": "8"})
 
 

@@ -1,4 +1,4 @@
-"""Prompts for servers that expand an image's placeholder themselves, and the check that they did as the trainer will.
+"""What images need of SGLang, which expands their placeholders itself: start options, prompts, and a check of answers.
 
 Guarantees: what such a server cannot read is refused before it is sent.
 """
@@ -9,6 +9,16 @@ from typing import Any
 
 from agentrl.core.image_reader import PromptImage
 from agentrl.inference.backend import InferenceError
+from agentrl.inference.kinds.kind import ImageReading, StartOptions
+
+EXACT_IDS = "SGLANG_MM_AVOID_RETOKENIZE"  # else the ids beside images are those of their text, tokenized again
+FEATURE_CACHE = "SGLANG_VLM_CACHE_SIZE_MB"  # keeps features by an image's pixels; no call empties it
+
+
+def start_options(reading: ImageReading) -> StartOptions:
+    """Returns with what a server keeps a prompt's ids, and no features of older weights (sglang pull 36468)."""
+    env = {EXACT_IDS: "1"} | ({FEATURE_CACHE: "0"} if reading.tower_changes else {})
+    return StartOptions(env, ["--disable-fast-image-processor"] if reading.pillow else [])
 
 
 def one_placeholder_each(token_ids: list[int], images: Sequence[PromptImage], url: str) -> list[int]:
