@@ -21,6 +21,19 @@ class Letters(SingleTurnEnvironment):
         return share, {"accuracy": float(share > 0.5)}
 
 
+class Pictures(Letters):
+    """The same about one of four pictures of 56 x 56 pixels."""
+
+    def prompt(self, task: dict[str, Any]) -> list[Message]:
+        """A picture, and the sum."""
+        from tests.tiny_vision import picture
+
+        shown = picture(sum(task["question"].encode()) % 4, 56, 56)
+        return [
+            {"role": "user", "content": [{"type": "image", "image": shown}, {"type": "text", "text": task["question"]}]}
+        ]
+
+
 class KillsItsProcess(Letters):
     """The same; one call of ``judge`` kills the process, as a crash in native code does.
 
