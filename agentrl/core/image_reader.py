@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl.core.extras import install_hint
-from agentrl.core.images import EXTRA, ImageError, image_bytes, opened
+from agentrl.core.images import EXTRA, ImageError, data_url, image_bytes, opened
 from agentrl.core.model_files import Unreadable, one_line, read_config, unreadable
 from agentrl.core.videos import frames_of, is_video, is_video_url
 
@@ -25,6 +25,7 @@ FILES = ("preprocessor_config.json", "processor_config.json")
 COPIED = (*FILES, "video_preprocessor_config.json", "chat_template.json")
 """Files of a model with images that belong to a copy of it, beside config, tokenizer and weights."""
 
+SAMPLE = (96, 64)  # pixels of an image with which a processor is tried
 REMEMBERED = 256  # images whose placeholders are remembered: all episodes of a group have the same ones
 
 
@@ -100,6 +101,13 @@ class ImageReader:
             return cls(_without_video(kind).from_pretrained(str(folder)), folder), ""
         except unreadable() as error:
             return None, f"the model's processor cannot be loaded ({one_line(error)})"
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether nothing but placeholders stands for an image: no marks around them or between rows and tiles."""
+        from PIL import Image
+
+        return not self.placeholders(data_url(Image.new("RGB", SAMPLE))).replace(self.token, "")
 
     @property
     def no_videos(self) -> str:

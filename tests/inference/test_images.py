@@ -251,5 +251,6 @@ def test_a_processor_needs_no_torchvision(tiny_vision: Path) -> None:
     assert reader is not None
     tokenizer = AutoTokenizer.from_pretrained(str(tiny_vision))
     assert reader.token_id == tokenizer.convert_tokens_to_ids(reader.token)
+    assert reader.plain == ("idefics" not in str(tiny_vision))
     count = reader.placeholders(data_url(picture())).count(reader.token)
     assert count == (20 if "idefics" in str(tiny_vision) else 12)

@@ -41,6 +41,7 @@ class Capabilities:
         structured_output: Servers can constrain an answer to a JSON schema.
         images: Servers take images beside the ids of a prompt.
         videos: They take the frames of videos too.
+        mixed_placeholders: They take images of models that put other tokens between or around an image's placeholders.
         images_go_on: A request with images can go on after a weight push; otherwise a push aborts it, and it is sent
             again with the tokens that it had.
         experts: Servers of a mixture of experts name the experts that each layer chose for each token.
@@ -61,6 +62,7 @@ class Capabilities:
     structured_output: bool = False
     images: bool = False
     videos: bool = False
+    mixed_placeholders: bool = True
     images_go_on: bool = True
     experts: bool = False
     scoring: bool = False

@@ -271,6 +271,7 @@ class VLLM(ServerKind):
         transports=("shm", "disk"),
         structured_output=True,
         images=True,
+        mixed_placeholders=False,  # vLLM 0.32 is told where an image begins and ends alone, and ends at others
         images_go_on=False,  # vLLM 0.32 ends when it computes one anew whose image lay in a cached prefix
         experts=True,
         scoring=True,
