@@ -316,6 +316,7 @@ def _images(folder: Path, engine: Line, trainer: Line, *, tried: bool, trust: bo
     if faults:
         remedy = "set model.chat_template where the template is the reason; else show no images"
         return Line("images", "refused", "; ".join([text, *faults]), remedy, {"images": "refused"})
+    text += "" if reader.plain else ", with marks around them or between rows, which vLLM does not take"
     text += f"; no videos: {reader.no_videos}" if reader.no_videos else f"; for videos {reader.video_token!r}"
     if not tried:
         text += "; engine and trainer try an image when a run loads the model"

@@ -160,6 +160,7 @@ def test_a_model_that_takes_images_says_what_stands_for_them(tiny_vision: Path) 
     assert found["images"] == "ok"
     token = AutoTokenizer.from_pretrained(tiny_vision).convert_ids_to_tokens(found["placeholder"])
     assert re.search(rf"Processor puts \d+ times '{re.escape(token)}' \({found['placeholder']}\)", line.text), line.text
+    assert ("which vLLM does not take" in line.text) == ("idefics" in str(tiny_vision))
     assert line.part in shown(lines)
     assert not [target for target in found["lora"] if "visual" in target or "vision" in target]
 
