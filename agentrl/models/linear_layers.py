@@ -1,13 +1,15 @@
 """The linear layers of a model that can get adapters, found by their modules.
 
-Guarantees: embeddings and the output head are none of them; those of the image tower and its projector are told apart
-from those of the text by where their weights belong, never by names.
+Guarantees: embeddings and the output head are none of them, nor are experts whose weights are stacked in one tensor;
+those of the image tower and its projector are told apart from those of the text by where their weights belong, never by
+names.
 """
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from transformers.pytorch_utils import Conv1D
 
 from agentrl.models.pixels import vision_parameters
@@ -37,6 +39,14 @@ def linear_layers(model: Any) -> Iterator[LinearLayer]:
     for path, module in model.named_modules():
         if isinstance(module, (nn.Linear, Conv1D)) and not any(module is one for one in kept):
             yield LinearLayer(path, id(module.weight) not in beside)
+
+
+def stacked_share(model: Any) -> float:
+    """Returns the share of a model's parameters that lie in stacked weights of experts, which get no adapters."""
+    beside = {id(parameter) for parameter in vision_parameters(model)}
+    own = [m.parameters(recurse=False) for m in model.modules() if not isinstance(m, _ConvNd)]
+    sizes = [p.numel() for some in own for p in some if p.ndim == 3 and len(p) > 1 and id(p) not in beside]
+    return sum(sizes) / max(sum(p.numel() for p in model.parameters()), 1)
 
 
 def text_targets(model: Any) -> list[str]:

@@ -17,7 +17,7 @@ from tests.train.meshes import KINDS, MESHES
 
 TOLERANCE = 1e-5
 OF_THE_PLAN = {"train/microbatches", "train/rows_tokens"}  # how rows are divided, which a mesh may change
-QUICK = ("llama:hsdp_zero3", "llama:fsdp_tp", "sequences:cp", "llama:fsdp_tp->cp", "moe:tp->1")
+QUICK = ("llama:hsdp_zero3", "llama:fsdp_tp", "sequences:cp", "llama:fsdp_tp->cp", "moe:tp->1", "balanced:2")
 
 
 def train(folder: Path, names: Sequence[str]) -> Path:
