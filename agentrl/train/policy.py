@@ -19,7 +19,7 @@ from torch.func import functional_call
 from transformers import AutoModel
 
 from agentrl.config.errors import UserError
-from agentrl.core.model_files import Unreadable, read_config
+from agentrl.core.model_files import Unreadable, one_line, read_config
 from agentrl.models.auto_class import auto_class
 from agentrl.models.decoder import decoder_of
 from agentrl.models.folder_check import refused_folder
@@ -251,7 +251,11 @@ def check_model(model: Any, context: int = 0, *, packed: bool = False) -> None:
         ModelRefused: Its logprobs would be wrong.
     """
     remove_noise(model)
-    if random := still_random(model):
+    try:
+        random = still_random(model)
+    except FAULTS as error:
+        random = f"its forward pass fails ({one_line(error)})"
+    if random:
         raise ModelRefused(f"{type(model).__name__} cannot be trained: {random}")
     set_form(model, find_form(model, context, packed=packed))
 
