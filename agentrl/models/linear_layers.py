@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from transformers.pytorch_utils import Conv1D
 
+from agentrl.models.decoder import decoder_of
 from agentrl.models.pixels import vision_parameters
 
 
@@ -33,11 +34,13 @@ class LinearLayer(NamedTuple):
 
 
 def linear_layers(model: Any) -> Iterator[LinearLayer]:
-    """Yields a model's linear layers, without embeddings and output head."""
+    """Yields a model's linear layers, without embeddings and output head: all of a head of the model's own form."""
     kept = (model.get_output_embeddings(), model.get_input_embeddings())
+    inside = {id(module) for module in decoder_of(model).modules()}
     beside = {id(parameter) for parameter in vision_parameters(model)}
     for path, module in model.named_modules():
-        if isinstance(module, (nn.Linear, Conv1D)) and not any(module is one for one in kept):
+        linear = isinstance(module, (nn.Linear, Conv1D)) and id(module) in inside
+        if linear and not any(module is one for one in kept):
             yield LinearLayer(path, id(module.weight) not in beside)
 
 
@@ -52,10 +55,9 @@ def stacked_share(model: Any) -> float:
 def text_targets(model: Any) -> list[str]:
     """Returns the names by which the linear layers of the text side are found, and no others.
 
-    The last part of a layer's path where no layer of the image tower has the same one, else whole paths.
+    The last part of a layer's path where no other module has the same one, else whole paths: of an image tower, and of
+    lists of layers, whose parts are numbers.
     """
-    layers = list(linear_layers(model))
-    names = {one.name for one in layers if one.text}
-    if names & {one.name for one in layers if not one.text}:
-        names = {one.path for one in layers if one.text}
-    return sorted(names)
+    text = {one.path: one.name for one in linear_layers(model) if one.text}
+    others = {path.rpartition(".")[2] for path, _ in model.named_modules() if path not in text}
+    return sorted({path if name in others else name for path, name in text.items()})

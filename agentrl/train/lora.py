@@ -6,7 +6,10 @@ the head's weight directly.
 """
 
 import math
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
 from agentrl.config.adapter import AdapterConfig
+from agentrl.core.model_files import one_line
 from agentrl.models.auto_class import auto_class
 from agentrl.models.linear_layers import linear_layers, text_targets
 from agentrl.train.micro_batch import MicroBatch
@@ -40,7 +44,8 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
         base: Name of the base model in the saved adapter's config.
 
     Raises:
-        ModelRefused: A target is not a linear layer of the model, or is its output head.
+        ModelRefused: A target is not a linear layer of the model, or is its output head; or it has the name of another
+            module too.
     """
     assert config.lora_rank is not None
     made = LoraConfig(
@@ -51,9 +56,27 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         base_model_name_or_path=base,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        inject_adapter_in_model(made, model)
+    try:
+        with torch.random.fork_rng(devices=[]), _unnamed(model):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(made, model)
+    except ValueError as error:
+        raise ModelRefused(f"trainer.lora_targets={config.lora_targets}: {one_line(error)}") from error
+
+
+@contextmanager
+def _unnamed(model: Any) -> Iterator[None]:
+    """Hides the type of a model from PEFT.
+
+    By it PEFT moves the adapters of dense layers to stacked experts, whose weights it then wraps, and refuses state-space
+    layers whose weights kernels read without calling them: those adapters get no gradient and stay without effect.
+    """
+    config = model.config
+    config.__dict__["model_type"] = ""
+    try:
+        yield
+    finally:
+        del config.__dict__["model_type"]
 
 
 def adapter_targets(model: Any, config: AdapterConfig) -> list[str]:
@@ -86,7 +109,7 @@ def names_in_files(path: Path, config: AdapterConfig, *, trust: bool = False) ->
         own = AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
         model = auto_class(own).from_config(own, trust_remote_code=trust)
     return {
-        rf"\.{target}\.{kind}$": f".{target}.base_layer.{kind}"
+        rf"(?<![^.]){re.escape(target)}\.{kind}$": f"{target}.base_layer.{kind}"
         for target in adapter_targets(model, config)
         for kind in ("weight", "bias")
     }
