@@ -68,8 +68,8 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
 def _unnamed(model: Any) -> Iterator[None]:
     """Hides the type of a model from PEFT.
 
-    By it PEFT moves the adapters of dense layers to stacked experts, whose weights it then wraps, and refuses state-space
-    layers whose weights kernels read without calling them: those adapters get no gradient and stay without effect.
+    By it PEFT moves the adapters of dense layers to stacked experts, whose weights it then wraps, and refuses layers of
+    state-space models whose weights a kernel reads without calling them: such adapters get no gradient and do nothing.
     """
     config = model.config
     config.__dict__["model_type"] = ""

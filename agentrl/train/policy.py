@@ -177,6 +177,8 @@ def find_form(model: Any, context: int, *, packed: bool = False) -> ModelForm:
     try:
         check_head(model)
         head = head_form(model)
+        if not head.scale:
+            raise ModelRefused(f"{name} cannot be trained: its head multiplies the logits by 0, as its config says")
         way = find_way(model, context, packed=packed)
         return ModelForm(way, head, tuple(head_parameters(model)) if head.own else ())
     except ModelRefused:

@@ -21,6 +21,7 @@ from agentrl.launch.model_report import report
 from agentrl.models.folder_check import refused_folder
 from agentrl.models.loading import load_weights
 from agentrl.train.policy import ModelRefused, load_model, read_model
+from tests.models.families import small_model
 from tests.tiny_mixture import build_tiny_mixture
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -182,3 +183,10 @@ def test_end_tokens_that_are_no_ids_are_refused(ends: Any, folder: Path) -> None
 def test_end_tokens_are_one_id_several_or_none(folder: Path) -> None:
     for given, expected in ((5, [5]), ([5, 7], [5, 7]), (None, []), ([], [])):
         assert end_ids(given, "a file") == expected
+
+
+def test_a_head_that_multiplies_by_nothing_is_refused(tmp_path: Path) -> None:
+    small_model("cohere").save_pretrained(tmp_path)
+    with_config(tmp_path, logit_scale=0.0)
+    with pytest.raises(ModelRefused, match="multiplies the logits by 0"):
+        load_model(tmp_path)
