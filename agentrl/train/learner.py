@@ -243,7 +243,7 @@ class PolicyLearner:
         if self.reference is not None and config.kl_in == "loss":
             with torch.no_grad():
                 reference, _ = self.reference(batch)
-        computed = () if self._by_token else self.policy(batch)
+        computed, own = () if self._by_token else self.policy(batch), batch
         if computed and isinstance(batch, SharedBatch):
             batch, found = batch.whole_sequences(*computed, *(() if reference is None else (reference,)))
             computed, reference = found[:2], found[2] if reference is not None else None
@@ -291,10 +291,10 @@ class PolicyLearner:
             total = loss_of(torch.arange(len(batch.trained), device=self.device), *computed)
         if measured is not None:
             self._routing.add(routers_of(self.policy.model), batch)
-        return total / share.normalizer + self._balance(batch, share, sums)
+        return total / share.normalizer + self._balance(own, share, sums)
 
     def _balance(self, batch: MicroBatch, share: Share, sums: TokenSums) -> Tensor | float:
-        """Returns a micro-batch's part of the routers' load-balancing loss."""
+        """Returns a micro-batch's part of the routers' load-balancing loss; of a shared one, that of this rank."""
         found = self.policy.take_router_loss()
         if found is None:
             return 0.0

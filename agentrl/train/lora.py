@@ -61,7 +61,7 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
             torch.manual_seed(seed)
             inject_adapter_in_model(made, model)
     except ValueError as error:
-        raise ModelRefused(f"trainer.lora_targets={config.lora_targets}: {one_line(error)}") from error
+        raise ModelRefused(f"trainer.lora_targets={list(config.lora_targets)}: {one_line(error)}") from error
 
 
 @contextmanager

@@ -26,10 +26,10 @@ LORA = AdapterConfig(lora_rank=4)
 SAMPLE = {  # family: why it is one of them
     "qwen3_next": "its experts are stacked beside a dense one, whose layers have the names that experts once had",
     "mamba2": "PEFT refuses its out_proj",
-    "gemma3n_text": "the last parts of some paths are numbers, as those of its layers are",
+    "zamba2": "the last parts of some paths are numbers, as those of its layers are",
     "modernbert-decoder": "its head has a linear layer of its own",
 }
-MORE = ("deepseek_v3", "falcon_h1", "glm4_moe", "gpt_oss", "jamba", "longcat_flash", "nemotron_h", "opt", "zamba2")
+MORE = ("deepseek_v3", "falcon_h1", "glm4_moe", "gpt_oss", "jamba", "nemotron_h", "opt")
 
 
 def check(family: str, folder: Path) -> None:
@@ -71,7 +71,7 @@ def test_so_are_those_of_further_families(family: str, tmp_path: Path) -> None:
     check(family, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "gemma3n_text"])
+@pytest.mark.parametrize("family", ["qwen3_next", "zamba2"])
 def test_names_in_files_are_those_of_adapted_layers(family: str, tmp_path: Path) -> None:
     """Ranks that load their own parts map the files' names to a model that has its adapters already."""
     model = load_model(write(family, tmp_path), context=64)
@@ -96,6 +96,6 @@ def test_stacked_experts_are_counted(tmp_path: Path, tiny_model: Path) -> None:
 
 def test_a_name_that_is_also_another_modules_is_refused_in_one_line(tmp_path: Path) -> None:
     model = load_model(write("gemma3n_text", tmp_path), context=64)
-    with pytest.raises(ModelRefused, match=r"trainer\.lora_targets=\['0'\]: .*not supported") as found:
+    with pytest.raises(ModelRefused, match=r"trainer\.lora_targets=\\['0'\\]: ValueError: Target module") as found:
         add_adapter(model, AdapterConfig(lora_rank=4, lora_targets=["0"]), seed=0, base="base")
     assert "\n" not in str(found.value)
