@@ -13,6 +13,7 @@ PLAIN = frozenset({"llama", "qwen2", "qwen3"})
 
 WEIGHTS = ("*.safetensors", "*.bin")
 SINGLE = ("model.safetensors", "pytorch_model.bin")  # files of transformers, in the order in which it looks
+ADAPTER = "adapter_config.json"  # of PEFT
 LFS = b"version https://git-lfs.github.com/spec"
 QUANTISED = ("quantization_config", "compression_config")  # keys of a config, or of one of its parts
 AGAIN = "download the model again"
@@ -100,8 +101,8 @@ def too_many_tokens(ordinary: list[str], rows: int) -> str:
 def _wrong_files(folder: Path) -> str | None:
     """Returns which of the weight files that transformers reads is missing or broken."""
     whole = any((folder / f"{name}{more}").is_file() for name in SINGLE for more in ("", ".index.json"))
-    if not whole and (why := _instead(folder)):
-        return f"{folder} has no weights of a whole model: {why}"
+    if ((folder / ADAPTER).is_file() or not whole) and (why := _instead(folder)):
+        return f"{folder} is no model by itself: {why}"
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
         return f"{folder} has a config.json and no weights ({' or '.join(WEIGHTS)}): copy or download them"
     if (folder / SINGLE[0]).is_file():
@@ -123,10 +124,9 @@ def _wrong_files(folder: Path) -> str | None:
 
 def _instead(folder: Path) -> str | None:
     """Returns what a folder holds in the place of a model, and what can be done; ``None`` if it is not known."""
-    adapter = folder / "adapter_config.json"
-    if adapter.is_file():
+    if (folder / ADAPTER).is_file():  # which transformers would load too
         try:
-            base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+            base = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
         except (ValueError, AttributeError):
             base = None
         return (

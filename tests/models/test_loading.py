@@ -91,6 +91,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda one: [as_adapter(one, "{}"), (one / "config.json").unlink()],
         r"no model folder: it holds an adapter",
     ),
+    "an adapter beside a model": (
+        lambda one: (one / "adapter_config.json").write_text("{}"),
+        r"no model by itself: it holds an adapter",
+    ),
     "a GGUF": (lambda one: (one / WEIGHTS).rename(one / "model.gguf"), "a GGUF, which cannot be trained"),
 }
 
