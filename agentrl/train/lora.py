@@ -26,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from agentrl.config.adapter import AdapterConfig
 from agentrl.core.model_files import one_line
 from agentrl.models.auto_class import auto_class
-from agentrl.models.linear_layers import linear_layers, text_targets
+from agentrl.models.linear_layers import linear_layers, stacked_share, text_targets
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.policy import ModelRefused, Policy
 from agentrl.weights.gather import full_tensor, own_part
@@ -108,11 +108,21 @@ def names_in_files(path: Path, config: AdapterConfig, *, trust: bool = False) ->
     with torch.device("meta"):
         own = AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
         model = auto_class(own).from_config(own, trust_remote_code=trust)
+    targets = adapter_targets(model, config)
+    paths = [one.path for one in linear_layers(model) if one.path in targets or one.name in targets]
+    adapted = {_ending(path) for path in paths} if stacked_share(model) else targets
     return {
-        rf"(?<![^.]){re.escape(target)}\.{kind}$": f"{target}.base_layer.{kind}"
-        for target in adapter_targets(model, config)
+        rf"(?<![^.]){re.escape(name)}\.{kind}$": f"{name}.base_layer.{kind}"
+        for name in adapted
         for kind in ("weight", "bias")
     }
+
+
+def _ending(path: str) -> str:
+    """Returns a layer's name with that of the module that holds it: experts in files have layers of the same name."""
+    parts = path.split(".")
+    last = next((n for n in range(len(parts) - 2, -1, -1) if not parts[n].isdigit()), 0)
+    return ".".join(parts[last:])
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
+from safetensors import safe_open
 
 from agentrl.config.adapter import AdapterConfig
 from agentrl.models.linear_layers import linear_layers, stacked_share
@@ -44,7 +45,7 @@ def check(family: str, folder: Path) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.normal_(std=0.2)
+                parameter.normal_(std=0.1)
     sequences = group()
     wanted, of_wanted = expected(model, sequences)
     batch = collated(sequences, 200, layout_of(model))
@@ -85,6 +86,9 @@ def test_names_in_files_are_those_of_adapted_layers(family: str, tmp_path: Path)
         assert len(hits) <= 1, (name, hits)
         mapped.add(hits[0] if hits else name)
     assert mapped == after
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        experts = [name for name in file.keys() if ".experts." in name]  # noqa: SIM118 - it is no dict
+    assert not [name for name in experts for pattern in names if re.search(pattern, name)]
 
 
 def test_stacked_experts_are_counted(tmp_path: Path, tiny_model: Path) -> None:
