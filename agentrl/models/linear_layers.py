@@ -1,10 +1,11 @@
 """The linear layers of a model that can get adapters, found by their modules.
 
-Guarantees: embeddings and the output head are none of them, nor are experts whose weights are stacked in one tensor;
-those of the image tower and its projector are told apart from those of the text by where their weights belong, never by
-names.
+Guarantees: none of them is an embedding, the output head, an expert whose weights are stacked in one tensor, or a layer
+that shares its weight with another one (Zamba 2): merged, their adapters would make two weights of one. Those of the
+image tower and its projector are told apart from those of the text by where their weights belong, never by names.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -37,10 +38,11 @@ def linear_layers(model: Any) -> Iterator[LinearLayer]:
     """Yields a model's linear layers, without embeddings and output head: all of a head of the model's own form."""
     kept = (model.get_output_embeddings(), model.get_input_embeddings())
     inside = {id(module) for module in decoder_of(model).modules()}
+    uses = Counter(id(one) for module in model.modules() for one in module.parameters(recurse=False))
     beside = {id(parameter) for parameter in vision_parameters(model)}
     for path, module in model.named_modules():
         linear = isinstance(module, (nn.Linear, Conv1D)) and id(module) in inside
-        if linear and not any(module is one for one in kept):
+        if linear and uses[id(module.weight)] == 1 and not any(module is one for one in kept):
             yield LinearLayer(path, id(module.weight) not in beside)
 
 
