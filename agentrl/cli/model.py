@@ -18,7 +18,9 @@ def _group() -> None:
 def check(
     name: Annotated[str, typer.Argument(help="Folder, Hugging Face id, or a model that an installed package ships.")],
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    context: Annotated[int, typer.Option("--context", help="Longest sequence in tokens; 0: the model's own.")] = 0,
+    context: Annotated[
+        int, typer.Option("--context", min=0, help="Longest sequence in tokens; 0: the model's own.")
+    ] = 0,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with the model.")
     ] = False,
@@ -27,6 +29,8 @@ def check(
 
     The exit code is 1 if the trainer or the embedded engine refuses the model.
     """
+    from transformers.utils import logging
+
     from agentrl.data.models import resolve_model
     from agentrl.launch.model_report import as_json, report, shown
 
@@ -34,6 +38,7 @@ def check(
         folder = resolve_model(name, key="the model").path
     except OSError as error:
         raise UserError(str(error)) from error
+    logging.disable_progress_bar()
     lines = report(folder, context, trust=trust_remote_code)
     typer.echo(as_json(name, lines) if json else shown(lines))
     if any(line.verdict == "refused" for line in lines if line.part in ("trainer", "embedded engine")):

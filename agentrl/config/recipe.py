@@ -158,7 +158,8 @@ class TrainerConfig(AdapterConfig, MeshConfig, AlgorithmConfig):
     router_aux_loss: float = Field(
         default=0.0,
         ge=0,
-        description="Coefficient of the load-balancing loss of a mixture of experts, as its class defines it; 0: off.",
+        description="Coefficient of the load-balancing loss of a mixture of experts, as its class defines it over a "
+        "micro-batch (train/router_loss); 0: off.",
     )
     replay_routing: bool = Field(
         default=False,

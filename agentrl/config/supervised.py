@@ -30,10 +30,11 @@ _FOR_EPISODES: dict[str, tuple[str, ...]] = {
     ),
     "reward": ("scale", "bias", "clip"),
     "teacher": ("model", "urls"),
-    "weights": ("transport", "pause_mode", "lease_seconds"),
+    "weights": ("transport", "pause_mode", "lease_seconds", "names"),
     "trainer": (
         *AlgorithmConfig.model_fields, *AdapterConfig.model_fields, *MeshConfig.model_fields, "logprob_chunk",
-        "metric_share", "compile", "cpu_offload", "max_first_mismatch",
+        "metric_share", "compile", "cpu_offload", "max_first_mismatch", "max_nonfinite", "batch_timeout", "attention",
+        "freeze", "replay_routing",
     ),
 }  # fmt: skip
 _FOR_ONE: dict[str, str] = {"beta": "dpo", "loss_type": "dpo", "completion_only": "sft"}
@@ -76,6 +77,8 @@ def contradictions(recipe: "Recipe") -> Iterator[str]:
     for section, names in _FOR_EPISODES.items():
         for name in _changed(getattr(recipe, section), names):
             yield f"{section}.{name} does nothing with trainer.type={kind}, which learns from examples"
+    if kind == "rm" and recipe.trainer.router_aux_loss:
+        yield "trainer.router_aux_loss does nothing with trainer.type=rm"
     for name in _changed(own, tuple(_FOR_ONE)):
         if _FOR_ONE[name] != kind:
             yield f"supervised.{name} does nothing with trainer.type={kind}: it is for trainer.type={_FOR_ONE[name]}"

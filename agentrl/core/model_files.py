@@ -94,6 +94,22 @@ def _wrong_config(folder: Path, error: Exception, trust: bool) -> str:
     return f"transformers {__version__} does not know the model type {kind!r} ({one_line(error)}): {remedy}"
 
 
+def end_ids(value: Any, of: str) -> list[int]:
+    """Returns the ids of the tokens that end an answer.
+
+    Args:
+        value: ``eos_token_id`` of a config: an id, several, or ``None``.
+        of: The file that holds it.
+
+    Raises:
+        Unreadable: It is none of these.
+    """
+    found = [] if value is None else value if isinstance(value, list) else [value]
+    if all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in found):
+        return found
+    raise Unreadable(f"eos_token_id of {of} is {value!r}, neither a token's id nor a list of ids: take the model's own")
+
+
 def read_object(file: Path) -> dict[str, Any]:
     """Returns the object in a JSON file; an empty one if there is none."""
     try:

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from agentrl.core.model_files import Unreadable, read_config, read_tokenizer
+from agentrl.core.model_files import Unreadable, end_ids, one_line, read_config, read_tokenizer
 from agentrl.engine.cache_support import Past, find_past
 from agentrl.host.compute_dtype import resolved_dtype
 from agentrl.models.auto_class import auto_class
 from agentrl.models.folder_check import refused_folder
 from agentrl.models.loading import load_weights
 from agentrl.models.pixels import Pixels, keep_pixels, pixels_of
+from agentrl.models.probe import FAULTS
 
 DEFAULT_CONTEXT = 4096  # for a config without a maximum
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -120,7 +121,11 @@ def load_without_tokenizer(
     model.eval().requires_grad_(False).to(target)
     config = model.config.get_text_config(decoder=True)
     context = _context_length(config, context_length)
-    past, why = find_past(model, context)
+    try:
+        past, why = find_past(model, context)
+    except FAULTS as error:
+        why = f"{config.model_type} cannot compute a sequence ({one_line(error)})"
+        raise ModelError(f"{why}: compare config.json with the model's own") from error
     if past is None:
         raise ModelError(
             f"{config.model_type} cannot be served by the embedded engine: {why}; serve it with SGLang or vLLM"
@@ -161,9 +166,14 @@ def _context_length(config: Any, asked: int | None) -> int:
 
 
 def _eos_ids(model: Any, config: Any) -> frozenset[int]:
-    """Collects the end tokens from generation config and config."""
-    found: set[int] = set()
-    generation = getattr(model, "generation_config", None)
-    for source in (getattr(generation, "eos_token_id", None), getattr(config, "eos_token_id", None)):
-        found.update([source] if isinstance(source, int) else source or [])
-    return frozenset(found)
+    """Collects the end tokens from generation config and config.
+
+    Raises:
+        ModelError: One of them holds no ids.
+    """
+    sources = {"generation_config.json": getattr(model, "generation_config", None), "config.json": config}
+    try:
+        found = [end_ids(getattr(source, "eos_token_id", None), name) for name, source in sources.items()]
+    except Unreadable as error:
+        raise ModelError(str(error)) from error
+    return frozenset(one for ids in found for one in ids)

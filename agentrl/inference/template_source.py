@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.extras import install_hint
-from agentrl.core.model_files import Unreadable, read_tokenizer
+from agentrl.core.model_files import Unreadable, end_ids, read_tokenizer
 from agentrl.core.template_marks import TemplateError
 
 
@@ -50,11 +50,14 @@ def generation_end_ids(folder: Path) -> list[int]:
     """``eos_token_id`` of a model folder's generation config, as a list.
 
     Raises:
-        TemplateError: The file is no JSON object.
+        TemplateError: The file is no JSON object, or the key holds no ids.
     """
     file = folder / "generation_config.json"
     try:
         found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
     except (ValueError, AttributeError) as error:
         raise TemplateError(f"{file} holds no JSON object ({error}): take the model's own") from error
-    return [found] if isinstance(found, int) else list(found or [])
+    try:
+        return end_ids(found, str(file))
+    except Unreadable as error:
+        raise TemplateError(str(error)) from error

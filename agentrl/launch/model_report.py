@@ -15,7 +15,16 @@ from typing import Any, Literal
 from agentrl.core.image_reader import ImageReader, has_image_class
 from agentrl.core.images import data_url
 from agentrl.core.message_shape import ImageRefused
-from agentrl.core.model_files import COPY, Unreadable, one_line, read_config, read_object, read_tokenizer, unreadable
+from agentrl.core.model_files import (
+    COPY,
+    Unreadable,
+    end_ids,
+    one_line,
+    read_config,
+    read_object,
+    read_tokenizer,
+    unreadable,
+)
 from agentrl.launch.model_shape import shape_of_folder, shape_of_weights
 from agentrl.models.folder_check import (
     RESIZE,
@@ -92,7 +101,11 @@ def _tokenizer(folder: Path, trust: bool) -> Iterator[Line]:
     remedy = "stored ids are never encoded again, so training is not affected; rewards see the decoded text"
     yield Line("tokenizer", "slower" if wrong else "ok", text, remedy if wrong else "")
     yield from _sizes(folder, tokenizer)
-    ends = _end_tokens(folder, tokenizer)
+    try:
+        ends = _end_tokens(folder, tokenizer)
+    except Unreadable as error:
+        yield Line("end tokens", "refused", *_parted(error))
+        return
     if not ends:
         text, remedy = "no end token: answers would never end", "set eos_token_id in generation_config.json"
         yield Line("end tokens", "refused", text, remedy)
@@ -120,9 +133,8 @@ def _sizes(folder: Path, tokenizer: Any) -> Iterator[Line]:
 
 def _end_tokens(folder: Path, tokenizer: Any) -> list[int]:
     found: list[int] = []
-    for source in (read_object(folder / "generation_config.json"), _config(folder)):
-        ids = source.get("eos_token_id")
-        found += [ids] if isinstance(ids, int) else ids or []
+    for name in ("generation_config.json", "config.json"):
+        found += end_ids(read_object(folder / name).get("eos_token_id"), str(folder / name))
     if tokenizer.eos_token_id is not None:
         found.append(tokenizer.eos_token_id)
     return list(dict.fromkeys(found))
@@ -277,7 +289,12 @@ def _trainer(folder: Path, context: int, trust: bool, of: str) -> Iterator[Line]
     replay = "trainer.replay_routing=true replays the server's choice" if probe.replays else "no choice is replayed"
     yield Line("routing", "ok", f"{probe.routing}; {replay}", data={"replay_routing": probe.replays})
     found = ", ".join(probe.lora_targets)
-    yield Line("LoRA targets", "ok" if found else "refused", found or "no linear layers", data={"lora": found})
+    text, remedy = found or "no linear layers", ""
+    if probe.stacked:
+        text += f"; none for the experts' stacked weights, {probe.stacked:.0%} of the parameters"
+        remedy = "train them without trainer.lora_rank"
+    verdict: Verdict = "refused" if not found else "slower" if probe.stacked else "ok"
+    yield Line("LoRA targets", verdict, text, remedy, {"lora": found})
     plan = "the class has a plan" if probe.tensor_parallel else "the class has no plan: shard with FSDP2 alone"
     yield Line("tensor parallel", "ok" if probe.tensor_parallel else "slower", plan)
 

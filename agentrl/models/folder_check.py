@@ -13,6 +13,7 @@ PLAIN = frozenset({"llama", "qwen2", "qwen3"})
 
 WEIGHTS = ("*.safetensors", "*.bin")
 SINGLE = ("model.safetensors", "pytorch_model.bin")  # files of transformers, in the order in which it looks
+ADAPTER = "adapter_config.json"  # of PEFT
 LFS = b"version https://git-lfs.github.com/spec"
 QUANTISED = ("quantization_config", "compression_config")  # keys of a config, or of one of its parts
 AGAIN = "download the model again"
@@ -29,7 +30,7 @@ def refused_folder(folder: Path, *, weights: bool = True) -> str | None:
     """
     file = folder / "config.json"
     if not file.is_file():
-        return f"{folder} is no model folder: it has no config.json: download the whole model"
+        return f"{folder} is no model folder: {_instead(folder) or 'it has no config.json: download the whole model'}"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -99,6 +100,9 @@ def too_many_tokens(ordinary: list[str], rows: int) -> str:
 
 def _wrong_files(folder: Path) -> str | None:
     """Returns which of the weight files that transformers reads is missing or broken."""
+    whole = any((folder / f"{name}{more}").is_file() for name in SINGLE for more in ("", ".index.json"))
+    if ((folder / ADAPTER).is_file() or not whole) and (why := _instead(folder)):
+        return f"{folder} is no model by itself: {why}"
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
         return f"{folder} has a config.json and no weights ({' or '.join(WEIGHTS)}): copy or download them"
     if (folder / SINGLE[0]).is_file():
@@ -118,6 +122,27 @@ def _wrong_files(folder: Path) -> str | None:
     return next(filter(None, (_broken(folder / name) for name in sorted(named))), None)
 
 
+def _instead(folder: Path) -> str | None:
+    """Returns what a folder holds in the place of a model, and what can be done; ``None`` if it is not known."""
+    if (folder / ADAPTER).is_file():  # which transformers would load too
+        try:
+            base = json.loads((folder / ADAPTER).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        except (ValueError, AttributeError):
+            base = None
+        return (
+            f"it holds an adapter (LoRA){f' of {base}' if base else ''}: merge it into its model (merge_and_unload() "
+            "of PEFT), and save that with its tokenizer"
+        )
+    if next(folder.glob("*.gguf"), None):
+        return "its weights are a GGUF, which cannot be trained: take the model's own weights, in safetensors"
+    return None
+
+
+def _packed(name: str, dtype: str) -> bool:
+    """Whether a tensor of a safetensors file is a weight that only its scales make a number."""
+    return dtype.startswith(("F8", "F6", "F4")) or (dtype in ("I8", "U8") and "weight" in name.rpartition(".")[2])
+
+
 def _broken(file: Path) -> str | None:
     """Returns what is wrong with a weight file, from its first bytes and its size."""
     size = file.stat().st_size
@@ -131,8 +156,16 @@ def _broken(file: Path) -> str | None:
         if len(head) < 8 or length > size - 8:
             return f"{file} is cut, or no safetensors file: {AGAIN}"
         try:
-            parts = [part for name, part in json.loads(opened.read(length)).items() if name != "__metadata__"]
-            wanted = 8 + length + max((part["data_offsets"][1] for part in parts), default=0)
+            parts = {name: part for name, part in json.loads(opened.read(length)).items() if name != "__metadata__"}
+            wanted = 8 + length + max((part["data_offsets"][1] for part in parts.values()), default=0)
+            packed = next((name for name, part in parts.items() if _packed(name, part["dtype"])), None)
         except (ValueError, LookupError, TypeError, AttributeError):
             return f"{file} is no safetensors file: {AGAIN}"
-    return None if size == wanted else f"{file} has {size} bytes of {wanted}: {AGAIN}"
+    if size != wanted:
+        return f"{file} has {size} bytes of {wanted}: {AGAIN}"
+    if packed is None:
+        return None
+    return (
+        f"its weights are quantised ({parts[packed]['dtype']}, e.g. {packed}), which its config.json does not say, so "
+        f"they cannot be trained or replaced: {UNQUANTISED}"
+    )

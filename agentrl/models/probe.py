@@ -5,6 +5,7 @@ Guarantees: a way is returned only if the model computed each token of a test ba
 tokens long, so that the test sequences are longer. No class of models is known by name. Models are left as they were.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -206,4 +207,6 @@ def _gap(model: Any, found: Tensor, expected: Tensor, which: str) -> str | None:
     gap = ((found - expected).abs().mean() / expected.abs().mean()).item()
     if gap <= TOLERANCE.get(next(model.parameters()).dtype, COARSE):  # false for NaN
         return None
+    if not math.isfinite(gap):
+        return "its hidden states are all 0, or hold NaN or infinity: its weights are damaged"
     return f"tokens of one sequence depend on another {which} (by {gap:.1%} on average)"

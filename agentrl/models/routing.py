@@ -268,10 +268,6 @@ def _wrong(decoder: Any, routers: Routers) -> str | None:
     """Returns why given experts do not decide the hidden states; ``None`` if they do."""
     ids = ids_of(decoder, TRIED[0])
     tolerance = TOLERANCE.get(next(decoder.parameters()).dtype, COARSE)
-    with routers.recorded() as taken:
-        own = _states(decoder, ids)
-    if len(taken) != 1 or taken[0].shape != (len(ids), routers.width):
-        return "they do not all choose in each pass"
 
     def states(experts: Tensor) -> Tensor:
         routers.give(experts)
@@ -284,6 +280,10 @@ def _wrong(decoder: Any, routers: Routers) -> str | None:
         return ((one - other).abs().mean() / other.abs().mean()).item()
 
     try:
+        with routers.recorded() as taken:
+            own = _states(decoder, ids)
+        if len(taken) != 1 or taken[0].shape != (len(ids), routers.width):
+            return "they do not all choose in each pass"
         if not gap(states(taken[0]), own) <= tolerance:
             return "with their own choice the hidden states become others"
         others = (taken[0] + 1) % routers.experts

@@ -181,6 +181,13 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("train/update_ratio_token", "token id", "token of the largest |r - 1|", _TRAINED),
     Metric("train/correction", "", "mean correction weight", _TRAINED, "near 1"),
     Metric("train/kl_reference", "nats", "mean KL estimate to the reference policy", _TRAINED, "below 0.5"),
+    Metric(
+        "train/router_loss",
+        "",
+        "load-balancing loss of the routers, without its coefficient; the experts of a token if all are chosen alike",
+        "the computed tokens, prompts included",
+        "falls",
+    ),
     Metric("train/masked_ratio", "share", "tokens masked for their ratio", _TRAINED, "below 0.05"),
     Metric("train/rejected", "share", "tokens of rejected sequences", _TRAINED, "below 0.1"),
     Metric("train/masked", "share", "tokens left out by a mask of the batch", "the batch's tokens"),

@@ -113,6 +113,10 @@ def _export(trainer: Any, tokenizer: Any, run_dir: Path, model: Path, step: int,
     start: Any = load_config(model, trust=trust, weights=False)
     learned = trainer.accelerator.unwrap_model(trainer.model)
     learned.config.use_cache = start.use_cache  # training switches the cache off
+    own, given = (one.get_text_config(decoder=True) for one in (learned.config, start))
+    for name in ("output_router_logits", "router_aux_loss_coef"):  # TRL sets both
+        if hasattr(given, name):
+            setattr(own, name, getattr(given, name))
     export(learned, tokenizer, run_dir / "model", start.dtype or torch.float32, step)
 
 

@@ -18,6 +18,7 @@ NAMES = {
     "learning_rate": "learning_rate",
     "epoch": "epoch",
     "entropy": "entropy",
+    "aux_loss": "router_loss",
     "mean_token_accuracy": "token_accuracy",
     "rewards/accuracies": "pair_accuracy",
     "rewards/margins": "margin",

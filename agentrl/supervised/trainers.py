@@ -3,8 +3,9 @@
 Guarantees: the ids that are trained on are those of :mod:`agentrl.supervised.tokens`, TRL encodes nothing again;
 :class:`~agentrl.supervised.course.Course` decides a run's schedule, TRL's own schedules are switched off; parameters
 are float32 in every compute dtype; the reward model, DPO's policy and its reference have no dropout, because their
-losses compare two passes, while SFT keeps the dropout of the model's config. Sources: Ouyang et al. 2022,
-arXiv:2203.02155 (SFT and reward model); Rafailov et al. 2023, arXiv:2305.18290 (DPO).
+losses compare two passes, while SFT keeps the dropout of the model's config; a mixture's load-balancing loss has the
+recipe's coefficient, not the one of its config; TRL's logprobs are those of the model's own head. Sources: Ouyang et
+al. 2022, arXiv:2203.02155 (SFT and reward model); Rafailov et al. 2023, arXiv:2305.18290 (DPO).
 """
 
 from pathlib import Path
@@ -25,11 +26,16 @@ from agentrl.config.recipe import Recipe
 from agentrl.core.image_reader import has_image_class
 from agentrl.core.model_files import Unreadable
 from agentrl.models.loading import load_weights
+from agentrl.models.probe import FAULTS
+from agentrl.models.tree_support import ids_of
 from agentrl.supervised.course import Course
 from agentrl.train.policy import ModelRefused, load_config
+from agentrl.train.router_balance import balancing_function
 from agentrl.train.training_noise import remove_noise, without_noise
 
 Columns = dict[str, list[Any]]
+TRIED = 8  # tokens on which TRL's logprobs are compared with the model's own
+EXACT = 1e-3  # largest mean difference, in nats
 
 
 class OnCourse:
@@ -67,8 +73,13 @@ class DPO(OnCourse, DPOTrainer):
 
 def sft(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> SFT:
     """Build the SFT trainer: mean cross-entropy over the tokens of the batch whose loss mask is set."""
-    args = SFTConfig(**common, completion_only_loss=False)  # the labels hold the loss mask
-    return SFT(model=_causal(recipe, model, _config(recipe, model)), args=args, **parts)
+    loaded = _causal(recipe, model, _config(recipe, model))
+    args = SFTConfig(  # the labels hold the loss mask
+        **common, completion_only_loss=False, router_aux_loss_coef=_balance(recipe, loaded)
+    )
+    trainer = SFT(model=loaded, args=args, **parts)
+    _check_head(recipe, loaded)
+    return trainer
 
 
 def rm(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> Reward:
@@ -83,9 +94,11 @@ def rm(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any
 def dpo(recipe: Recipe, model: Path, common: dict[str, Any], parts: dict[str, Any]) -> DPO:
     """Build the DPO trainer; the reference is a frozen copy of the starting model."""
     own = recipe.supervised
-    args = DPOConfig(**common, beta=own.beta, loss_type=[own.loss_type])
     policy, reference = _without_noise(recipe, model), _without_noise(recipe, model)
-    return DPO(model=policy, ref_model=reference.requires_grad_(False), args=args, **parts)
+    args = DPOConfig(**common, beta=own.beta, loss_type=[own.loss_type], router_aux_loss_coef=_balance(recipe, policy))
+    trainer = DPO(model=policy, ref_model=reference.requires_grad_(False), args=args, **parts)
+    _check_head(recipe, policy)
+    return trainer
 
 
 def arguments(recipe: Recipe, output_dir: Path, *, micro: int, total_steps: int, bfloat16: bool) -> dict[str, Any]:
@@ -139,6 +152,41 @@ def _config(recipe: Recipe, model: Path) -> Any:
             "alone, and supervised trainers learn from text: take a causal language model"
         )
     return config
+
+
+def _balance(recipe: Recipe, model: Any) -> float:
+    """Returns the coefficient of the load-balancing loss of a mixture: without one TRL takes that of its config.
+
+    Raises:
+        NoRouters: There is a coefficient, and the model has no such loss.
+    """
+    if recipe.trainer.router_aux_loss:
+        balancing_function(model)
+    return recipe.trainer.router_aux_loss
+
+
+@torch.no_grad()
+def _check_head(recipe: Recipe, model: Any) -> None:
+    """Compares the logprobs that TRL computes with those of the model's own head, of which it knows some forms.
+
+    Raises:
+        ModelRefused: They differ, or TRL cannot compute them.
+    """
+    ids, was_training = torch.tensor([ids_of(model, TRIED)], device=model.device), model.training
+    model.eval()
+    try:
+        rows = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        found = model(input_ids=ids, labels=ids, fused_lm_head=True).log_probs[0].float()
+        gap = (found - rows.gather(-1, ids[0, 1:, None])[:, 0]).abs().mean().item()
+        why = "" if gap <= EXACT else f"they differ by {gap:.2g} nats on average"
+    except FAULTS as error:
+        why = f"{type(error).__name__}: {error}"
+    model.train(was_training)
+    if why:
+        raise ModelRefused(
+            f"trainer.type={recipe.trainer.type}: TRL does not compute the logprobs of {type(model).__name__} as its "
+            f"own output head does ({why}): take another model, or trainer.type=grpo"
+        )
 
 
 def _causal(recipe: Recipe, model: Path, config: Any) -> Any:

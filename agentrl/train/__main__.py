@@ -22,6 +22,7 @@ from agentrl.config.recipe import Recipe, TrainerConfig
 from agentrl.core.registry import load
 from agentrl.host.entry import begin, refuse, run_arguments
 from agentrl.models.decoder import decoder_of
+from agentrl.models.linear_layers import stacked_share
 from agentrl.models.probe import find_way
 from agentrl.models.way import ModelForm, Way, form_of, set_form
 from agentrl.train.checkpoint_saver import END_SECONDS, CheckpointFailed
@@ -162,7 +163,10 @@ def build_policy(
             from agentrl.train.lora import add_adapter  # PEFT is an optional dependency
 
             add_adapter(model, config, seed=recipe.seed, base=recipe.model.name)
-        return Policy(model, temperature, config.logprob_chunk, config.router_aux_loss)
+            if mesh.rank == 0 and (share := stacked_share(model)):
+                print(f"trainer.lora_rank: the experts' stacked weights, {share:.0%} of the parameters, get no adapter "
+                      "and stay as they are", flush=True)  # fmt: skip
+        return Policy(model, temperature, config.logprob_chunk, config.router_aux_loss > 0)
 
     if (why := loads_whole(model_path, config, mesh)) is None:
         return build_sharded(recipe, model_path, mesh, device, wrap, no_trees=no_trees)

@@ -1,7 +1,8 @@
 """One trainer step over one batch, the same for any number of ranks and micro-batches.
 
 Guarantees: the loss is a weighted sum over tokens divided by one normalizer of the global batch, so packing,
-micro-batches and ranks change it only by rounding; gradients are clipped by their global norm; with a non-finite
+micro-batches and ranks change it only by rounding (the routers' loss alone is a mean over micro-batches, see
+:mod:`agentrl.train.router_balance`); gradients are clipped by their global norm; with a non-finite
 gradient the update is skipped and counted in ``train/nonfinite``; entropy and mismatch are measured before the first
 update, and what is computed for metrics alone changes no gradient. The loss is defined in :mod:`agentrl.train.loss`.
 """
@@ -35,6 +36,7 @@ from agentrl.train.metric_sample import sample_branches, tokens_to_compute
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.optimizer import apply_gradients, make_optimizer, set_learning_rate
 from agentrl.train.policy import Policy, reshard, routers_of
+from agentrl.train.router_balance import share_of_tokens
 from agentrl.train.routing_replay import RoutingDifferences
 from agentrl.train.shares import Share, Work, distribute, share_out
 from agentrl.train.token_sums import TokenSums
@@ -241,7 +243,7 @@ class PolicyLearner:
         if self.reference is not None and config.kl_in == "loss":
             with torch.no_grad():
                 reference, _ = self.reference(batch)
-        computed = () if self._by_token else self.policy(batch)
+        computed, own = () if self._by_token else self.policy(batch), batch
         if computed and isinstance(batch, SharedBatch):
             batch, found = batch.whole_sequences(*computed, *(() if reference is None else (reference,)))
             computed, reference = found[:2], found[2] if reference is not None else None
@@ -289,8 +291,16 @@ class PolicyLearner:
             total = loss_of(torch.arange(len(batch.trained), device=self.device), *computed)
         if measured is not None:
             self._routing.add(routers_of(self.policy.model), batch)
-        total = total + self.policy.router_loss(batch)
-        return total / share.normalizer
+        return total / share.normalizer + self._balance(own, share, sums)
+
+    def _balance(self, batch: MicroBatch, share: Share, sums: TokenSums) -> Tensor | float:
+        """Returns a micro-batch's part of the routers' load-balancing loss; of a shared one, that of this rank."""
+        found = self.policy.take_router_loss()
+        if found is None:
+            return 0.0
+        part = found * share_of_tokens(batch, share.row_tokens)
+        sums.add(router_loss=part)
+        return self.config.router_aux_loss * part
 
     @torch.no_grad()
     def _update_reference(self, version: int) -> None:

@@ -6,7 +6,10 @@ the head's weight directly.
 """
 
 import math
+import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,9 @@ from transformers import AutoConfig
 from transformers.pytorch_utils import Conv1D
 
 from agentrl.config.adapter import AdapterConfig
+from agentrl.core.model_files import one_line
 from agentrl.models.auto_class import auto_class
-from agentrl.models.linear_layers import linear_layers, text_targets
+from agentrl.models.linear_layers import linear_layers, stacked_share, text_targets
 from agentrl.train.micro_batch import MicroBatch
 from agentrl.train.policy import ModelRefused, Policy
 from agentrl.weights.gather import full_tensor, own_part
@@ -40,7 +44,8 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
         base: Name of the base model in the saved adapter's config.
 
     Raises:
-        ModelRefused: A target is not a linear layer of the model, or is its output head.
+        ModelRefused: A target is not a linear layer of the model, or is its output head; or it has the name of another
+            module too.
     """
     assert config.lora_rank is not None
     made = LoraConfig(
@@ -51,9 +56,27 @@ def add_adapter(model: Any, config: AdapterConfig, *, seed: int, base: str) -> N
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         base_model_name_or_path=base,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        inject_adapter_in_model(made, model)
+    try:
+        with torch.random.fork_rng(devices=[]), _unnamed(model):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(made, model)
+    except ValueError as error:
+        raise ModelRefused(f"trainer.lora_targets={list(config.lora_targets)}: {one_line(error)}") from error
+
+
+@contextmanager
+def _unnamed(model: Any) -> Iterator[None]:
+    """Hides the type of a model from PEFT.
+
+    By it PEFT moves the adapters of dense layers to stacked experts, whose weights it then wraps, and refuses layers of
+    state-space models whose weights a kernel reads without calling them: such adapters get no gradient and do nothing.
+    """
+    config = model.config
+    config.__dict__["model_type"] = ""
+    try:
+        yield
+    finally:
+        del config.__dict__["model_type"]
 
 
 def adapter_targets(model: Any, config: AdapterConfig) -> list[str]:
@@ -85,11 +108,21 @@ def names_in_files(path: Path, config: AdapterConfig, *, trust: bool = False) ->
     with torch.device("meta"):
         own = AutoConfig.from_pretrained(str(path), trust_remote_code=trust)
         model = auto_class(own).from_config(own, trust_remote_code=trust)
+    targets = adapter_targets(model, config)
+    paths = [one.path for one in linear_layers(model) if one.path in targets or one.name in targets]
+    adapted = {_ending(path) for path in paths} if stacked_share(model) else targets
     return {
-        rf"\.{target}\.{kind}$": f".{target}.base_layer.{kind}"
-        for target in adapter_targets(model, config)
+        rf"(?<![^.]){re.escape(name)}\.{kind}$": f"{name}.base_layer.{kind}"
+        for name in adapted
         for kind in ("weight", "bias")
     }
+
+
+def _ending(path: str) -> str:
+    """Returns a layer's name with that of the module that holds it: experts in files have layers of the same name."""
+    parts = path.split(".")
+    last = next((n for n in range(len(parts) - 2, -1, -1) if not parts[n].isdigit()), 0)
+    return ".".join(parts[last:])
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from transformers import AutoModel
 
 from agentrl.config.errors import UserError
-from agentrl.core.model_files import Unreadable, read_config
+from agentrl.core.model_files import Unreadable, one_line, read_config
 from agentrl.models.auto_class import auto_class
 from agentrl.models.decoder import decoder_of
 from agentrl.models.folder_check import refused_folder
@@ -48,17 +48,17 @@ class Policy(nn.Module):
         model: Any Hugging Face causal LM, from :func:`load_model`.
         temperature: Sampling temperature of the behavior policy.
         chunk: Number of tokens whose logits exist at one time.
-        balance: Coefficient of the routers' load-balancing loss; 0 for none.
+        balanced: Whether the routers' load-balancing loss is computed.
     """
 
-    def __init__(self, model: Any, temperature: float, chunk: int, balance: float = 0.0) -> None:
+    def __init__(self, model: Any, temperature: float, chunk: int, balanced: bool = False) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.chunk = chunk
-        self.balance = balance
+        self.balanced = balanced
         self._router_loss: Tensor | None = None
-        if balance:
+        if balanced:
             balancing_function(model)  # refuses a model without routers
 
     def forward(self, batch: MicroBatch, loss_of: LossOf | None = None) -> tuple[Tensor, Tensor] | Tensor:
@@ -90,16 +90,19 @@ class Policy(nn.Module):
         if (routers := routers_of(decoder)) is not None:
             routers.give(batch.experts)
         sharded = isinstance(self, FSDPModule)
-        if not self.balance or not torch.is_grad_enabled():
+        if not self.balanced or not torch.is_grad_enabled():
             return hidden_states(decoder, batch, sharded=sharded)
         out = _run(decoder, batch, sharded, output_router_logits=True)
-        self._router_loss = self.balance * router_loss(self.model, out.router_logits, batch)
+        self._router_loss = router_loss(self.model, out.router_logits, batch)
         return out.last_hidden_state.flatten(0, 1)
 
-    def router_loss(self, batch: MicroBatch) -> Tensor | float:
-        """Returns the routers' part of a micro-batch's loss, once, weighted as the micro-batch's tokens are."""
+    def take_router_loss(self) -> Tensor | None:
+        """Returns the load-balancing loss of the latest forward pass, once, without its coefficient.
+
+        ``None`` where it is not computed, and after a pass without gradients.
+        """
         found, self._router_loss = self._router_loss, None
-        return 0.0 if found is None else found * batch.columns["weights"].sum()
+        return found
 
 
 def _chunk_loss(batch: MicroBatch, loss_of: LossOf, chunk: int) -> Callable[[slice, Tensor, Tensor], Tensor]:
@@ -174,6 +177,8 @@ def find_form(model: Any, context: int, *, packed: bool = False) -> ModelForm:
     try:
         check_head(model)
         head = head_form(model)
+        if not head.scale:
+            raise ModelRefused(f"{name} cannot be trained: its head multiplies the logits by 0, as its config says")
         way = find_way(model, context, packed=packed)
         return ModelForm(way, head, tuple(head_parameters(model)) if head.own else ())
     except ModelRefused:
@@ -248,10 +253,12 @@ def check_model(model: Any, context: int = 0, *, packed: bool = False) -> None:
         ModelRefused: Its logprobs would be wrong.
     """
     remove_noise(model)
-    if random := still_random(model):
-        raise ModelRefused(
-            f"{type(model).__name__} cannot be trained: {random}, so its importance ratios would be wrong"
-        )
+    try:
+        random = still_random(model)
+    except FAULTS as error:
+        random = f"its forward pass fails ({one_line(error)})"
+    if random:
+        raise ModelRefused(f"{type(model).__name__} cannot be trained: {random}")
     set_form(model, find_form(model, context, packed=packed))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentrl.config.recipe import TrainerConfig
 from agentrl.core.images import data_url, image_bytes
-from agentrl.models.linear_layers import text_targets
+from agentrl.models.linear_layers import stacked_share, text_targets
 from agentrl.models.own_head import HeadForm
 from agentrl.models.pixels import embedded_as, pixels_of
 from agentrl.models.probe import FAULTS
@@ -42,6 +42,7 @@ class TrainerProbe:
         fault: Error of its code in bfloat16, for which ``gaps`` has no number then, or why the number is too large;
             empty if there is neither.
         lora_targets: Names of the linear layers that get adapters by default.
+        stacked: Share of the parameters in stacked experts, which get none.
         tensor_parallel: Whether the class has a plan for tensor parallelism.
         routing: Experts that its layers choose from, or why their choice cannot be replayed.
         replays: Whether it can.
@@ -54,6 +55,7 @@ class TrainerProbe:
     gaps: dict[str, float]
     fault: str
     lora_targets: tuple[str, ...]
+    stacked: float
     tensor_parallel: bool
     routing: str
     replays: bool
@@ -104,6 +106,7 @@ def probe_trainer(folder: Path, context: int, *, trust: bool = False) -> Trainer
                 gaps,
                 fault,
                 tuple(text_targets(model)),
+                stacked_share(model),
                 bool(plan),
                 *routing,
                 wrong,

@@ -1,7 +1,9 @@
 """The load-balancing loss of a mixture of experts, as the model's own class defines it.
 
 Guarantees: the routers' logits are those of the same forward pass; padding is left out; a token that several sequences
-share is counted once, as it is computed once.
+share is counted once, as it is computed once. An update's loss is the mean over its micro-batches of all ranks, each
+weighted by its computed tokens, so that its strength follows from the coefficient alone: not from the number of
+micro-batches or ranks, nor from how the objective weighs tokens, nor from how many groups have an advantage.
 """
 
 import inspect
@@ -61,6 +63,17 @@ def router_loss(model: Any, router_logits: Any, batch: MicroBatch) -> Tensor:
     more = {"num_keys": math.isqrt(experts)} if "num_keys" in inspect.signature(function).parameters else {}
     used = used_tokens(batch)
     return function(router_logits, num_experts=experts, top_k=chosen, attention_mask=used, **more).float()
+
+
+def share_of_tokens(batch: MicroBatch, total: int) -> Tensor:
+    """Returns the share of an update's computed tokens that a micro-batch has; 0 for one without rows.
+
+    Args:
+        batch: The micro-batch.
+        total: Computed tokens of all micro-batches of all ranks.
+    """
+    filled = batch.positions.any() | bool(len(batch.trained))  # one without rows has a single token, at position 0
+    return used_tokens(batch).sum() * filled / max(total, 1)
 
 
 def used_tokens(batch: MicroBatch) -> Tensor:

@@ -11,14 +11,17 @@ from agentrl.config.recipe import TrainerConfig
 from agentrl.train.measured import merged
 from agentrl.train.mesh import RankMesh
 
-SUMS = ("loss", "clipped", "kl_reference", "correction", "masked_ratio", "rejected", "update_ratio", "tokens")
+SUMS = (
+    "loss", "clipped", "kl_reference", "correction", "masked_ratio", "rejected", "update_ratio", "tokens",
+    "router_loss",
+)  # fmt: skip
 
 
 class TokenSums:
     """Sums over the tokens that a step trains, kept on the device, because reading one would synchronize.
 
     Attributes:
-        values: ``[8]`` float64, in the order of :data:`SUMS`.
+        values: ``[9]`` float64, in the order of :data:`SUMS`.
         worst: ``[2]`` float64, the largest ``|ratio - 1|`` of the loss and the id of its token.
     """
 
@@ -65,6 +68,8 @@ class TokenSums:
             "train/update_ratio_max": deviation,
             "train/update_ratio_token": token,
         }
+        if config.router_aux_loss:
+            found["train/router_loss"] = sums["router_loss"]
         if config.correction != "none":
             found["train/correction"] = sums["correction"] / count
         if config.kl_coef > 0 and config.kl_in == "loss":

@@ -48,15 +48,19 @@ def _is_noise(name: str, value: Any) -> bool:
 
 @torch.no_grad()
 def still_random(model: Any) -> str | None:
-    """Returns how a causal language model's logits differ in training mode; ``None`` if they do not."""
+    """Returns why a model's logits are not the same in training mode; ``None`` if they are."""
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     ids = ((torch.arange(TOKENS, device=model.device) * 2 + 1) * vocabulary // (2 * TOKENS))[None]
     was_training = model.training
     model.eval()
     expected = model(input_ids=ids, use_cache=False).logits
+    if not bool(expected.isfinite().all()):
+        model.train(was_training)
+        return "its logits hold NaN or infinity: its weights are damaged"
     model.train()
     gaps = [(model(input_ids=ids, use_cache=False).logits - expected).abs().max().item() for _ in range(PASSES)]
     model.train(was_training)
     if max(gaps) <= TOLERANCE * max(1.0, expected.abs().max().item()):  # false for NaN
         return None
-    return f"its logits change in training mode (by up to {max(gaps):.3g} in {PASSES} passes over the same tokens)"
+    change = f"by up to {max(gaps):.3g} in {PASSES} passes over the same tokens"
+    return f"its logits change in training mode ({change}), so its importance ratios would be wrong"

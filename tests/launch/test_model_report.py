@@ -206,6 +206,9 @@ def test_an_engine_or_a_trainer_that_takes_no_images_is_named(
 
 
 def test_a_mixture_says_what_can_be_replayed(tmp_path: Path, tiny_model: Path) -> None:
-    line = said(report(build_tiny_mixture(tmp_path)), "routing")
+    lines = report(build_tiny_mixture(tmp_path))
+    line, adapted = said(lines, "routing"), said(lines, "LoRA targets")
+    assert adapted.verdict == "slower" and "none for the experts' stacked weights, " in adapted.text and adapted.remedy
+    assert said(report(tiny_model), "LoRA targets").verdict == "ok"
     assert line.data == {"replay_routing": True} and "2 routers choose 2 of 4 experts" in line.text
     assert said(report(tiny_model), "routing").data == {"replay_routing": False}

@@ -1,6 +1,7 @@
 """A model whose files are broken, or do not belong together, is refused in one line, not loaded with random weights."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -8,14 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from agentrl.core.model_files import Unreadable, read_config, read_tokenizer
+from agentrl.core.model_files import Unreadable, end_ids, read_config, read_tokenizer
+from agentrl.core.template_marks import TemplateError
 from agentrl.engine.model import ModelError, load_without_tokenizer
+from agentrl.inference.template import ChatTemplate
+from agentrl.launch.model_report import report
 from agentrl.models.folder_check import refused_folder
 from agentrl.models.loading import load_weights
 from agentrl.train.policy import ModelRefused, load_model, read_model
+from tests.models.families import small_model
+from tests.tiny_mixture import build_tiny_mixture
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
@@ -36,6 +43,21 @@ def without_weight(folder: Path) -> None:
     weights = load_file(folder / WEIGHTS)
     del weights["model.layers.1.mlp.down_proj.weight"]
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+
+def stored(folder: Path, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    """Writes each weight of a folder as ``change`` of its name and values gives it."""
+    weights = {name: change(name, one) for name, one in load_file(folder / WEIGHTS).items()}
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+
+def as_matrices(folder: Path, dtype: torch.dtype) -> None:
+    stored(folder, lambda _, one: one.to(dtype) if one.ndim == 2 else one)
+
+
+def as_adapter(folder: Path, text: str) -> None:
+    (folder / "adapter_config.json").write_text(text)
+    (folder / WEIGHTS).rename(folder / "adapter_model.safetensors")
 
 
 def cut(folder: Path, size: int) -> None:
@@ -61,6 +83,19 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda one: with_config(one, text_config={"quantization_config": {"quant_method": "awq"}}),
         r"quantised \(awq\)",
     ),
+    "stored in FP8": (lambda one: as_matrices(one, torch.float8_e4m3fn), r"quantised \(F8_E4M3, e\.g\. .*dequantize"),
+    "stored in INT8": (lambda one: as_matrices(one, torch.int8), r"quantised \(I8"),
+    "an adapter": (lambda one: as_adapter(one, '{"base_model_name_or_path": "org/base"}'), "of org/base: merge it"),
+    "an odd adapter": (lambda one: as_adapter(one, "[]"), r"an adapter \(LoRA\): merge it"),
+    "an adapter alone": (
+        lambda one: [as_adapter(one, "{}"), (one / "config.json").unlink()],
+        r"no model folder: it holds an adapter",
+    ),
+    "an adapter beside a model": (
+        lambda one: (one / "adapter_config.json").write_text("{}"),
+        r"no model by itself: it holds an adapter",
+    ),
+    "a GGUF": (lambda one: (one / WEIGHTS).rename(one / "model.gguf"), "a GGUF, which cannot be trained"),
 }
 
 
@@ -82,6 +117,10 @@ ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     "an unknown rotation": (lambda one: with_config(one, rope_scaling={"type": "warp"}), "KeyError: 'warp'"),
     "an encoder-decoder": (lambda one: with_config(one, model_type="t5"), "no causal language model of a 't5'"),
     "no model type": (lambda one: with_config(one, model_type=None), "names no model_type"),
+    "NaN": (
+        lambda one: stored(one, lambda name, values: values * math.nan if "up_proj" in name else values),
+        "hold NaN or infinity: its weights are damaged",
+    ),
 }
 
 
@@ -121,3 +160,37 @@ def test_a_broken_tokenizer_is_refused_in_one_line(name: str, folder: Path) -> N
     with pytest.raises(Unreadable, match=r"cannot be loaded .*: copy the model's own tokenizer\.json") as found:
         read_tokenizer(folder)
     assert "\n" not in str(found.value)
+
+
+def test_a_mixture_that_chooses_more_experts_than_it_has_is_refused(tmp_path: Path) -> None:
+    folder = build_tiny_mixture(tmp_path / "model")
+    with_config(folder, num_experts_per_tok=9)
+    with pytest.raises(ModelRefused, match="out of range"):
+        load_model(folder)
+    with pytest.raises(ModelError, match=r"cannot compute a sequence .*out of range"):
+        load_without_tokenizer(str(folder), "float32", "cpu", 64)
+
+
+@pytest.mark.parametrize("ends", ["266", 266.0, [[266]], -1, True])
+def test_end_tokens_that_are_no_ids_are_refused(ends: Any, folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    with pytest.raises(
+        ModelError, match=r"eos_token_id of generation_config\.json is .*, neither a token's id nor a list"
+    ):
+        load_without_tokenizer(str(folder), "float32", "cpu", 64)
+    with pytest.raises(TemplateError, match=r"generation_config\.json is .*, neither"):
+        ChatTemplate.from_folder(folder)
+    line = next(one for one in report(folder) if one.part == "end tokens")
+    assert line.verdict == "refused" and "neither" in line.text and line.remedy
+
+
+def test_end_tokens_are_one_id_several_or_none(folder: Path) -> None:
+    for given, expected in ((5, [5]), ([5, 7], [5, 7]), (None, []), ([], [])):
+        assert end_ids(given, "a file") == expected
+
+
+def test_a_head_that_multiplies_by_nothing_is_refused(tmp_path: Path) -> None:
+    small_model("cohere").save_pretrained(tmp_path)
+    with_config(tmp_path, logit_scale=0.0)
+    with pytest.raises(ModelRefused, match="multiplies the logits by 0"):
+        load_model(tmp_path)

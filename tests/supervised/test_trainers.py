@@ -12,11 +12,15 @@ import torch
 from agentrl.config.errors import DataError
 from agentrl.config.load import load_recipe
 from agentrl.inference.template import ChatTemplate
+from agentrl.supervised.__main__ import _export
 from agentrl.supervised.batches import encode, encode_all, even_batch, micro_batch, pad_token, step_count
 from agentrl.supervised.tokens import Encoder
 from agentrl.supervised.trainers import arguments, dataset, dpo, rm, sft
 from agentrl.train.policy import ModelRefused
+from agentrl.train.router_balance import NoRouters
+from tests.models import families
 from tests.supervised.examples import settings, write_lines
+from tests.tiny_mixture import build_tiny_mixture
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +153,45 @@ def test_weights_that_are_missing_are_not_drawn_but_for_the_score(tiny_model: Pa
         common = arguments(recipe, tmp_path / "out", micro=1, total_steps=1, bfloat16=False)
         with pytest.raises(ModelRefused, match=r"lacks weights .*layers\.2"):
             made(recipe, folder, common, {})
+
+
+def made_from(name: str, folder: Path, tmp_path: Path, template: ChatTemplate, *more: str) -> Any:
+    recipe = recipe_of(name, folder, tmp_path, *more)
+    common = arguments(recipe, tmp_path / "out", micro=1, total_steps=1, bfloat16=False)
+    parts = {
+        "train_dataset": dataset(encode_all(recipe, template).train.data), "processing_class": template.tokenizer
+    }  # fmt: skip
+    return {"sft": sft, "dpo": dpo}[name](recipe, folder, common, parts)
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_a_mixture_is_balanced_only_by_the_recipes_key(
+    name: str, tiny_model: Path, tmp_path: Path, template: ChatTemplate
+) -> None:
+    folder = build_tiny_mixture(tmp_path / "mixture")
+    before = json.loads((folder / "config.json").read_text())
+    assert before["router_aux_loss_coef"] > 0, "TRL alone would take it"
+    assert not made_from(name, folder, tmp_path, template).aux_loss_enabled
+    trainer = made_from(name, folder, tmp_path, template, "trainer.router_aux_loss=0.25")
+    assert trainer.aux_loss_enabled and trainer.router_aux_loss_coef == 0.25
+    _export(trainer, template.tokenizer, tmp_path / "run", folder, 1, False)
+    after = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    keys = ("router_aux_loss_coef", "output_router_logits")
+    assert [after.get(key) for key in keys] == [before.get(key) for key in keys]
+    with pytest.raises(NoRouters, match=r"trainer\.router_aux_loss"):
+        made_from(name, tiny_model, tmp_path, template, "trainer.router_aux_loss=0.25")
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_a_head_that_trl_does_not_know_is_refused(
+    name: str, tiny_model: Path, tmp_path: Path, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(families.SMALL, "vocab_size", len(template.tokenizer))
+    folder = tmp_path / "capped"
+    shutil.copytree(tiny_model, folder)
+    families.small_model("recurrent_gemma").save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["logits_soft_cap"] == 30.0
+    (folder / "config.json").write_text(json.dumps({**config, "logits_soft_cap": 0.5}))
+    with pytest.raises(ModelRefused, match=rf"trainer\.type={name}: TRL does not compute .* differ by"):
+        made_from(name, folder, tmp_path, template)

@@ -61,6 +61,8 @@ KINDS: dict[str, tuple[str, Names]] = {
     "critic": ("llama", {"advantage": "gae", "scale_rewards": "none", "kl_coef": 0.1, "critic_learning_rate": 1e-3}),
     "moe": ("moe", {}),
     "lora": ("llama", {"lora_rank": 4, "kl_coef": 0.1}),
+    "balanced": ("moe", {"router_aux_loss": 0.5, "tokens_per_microbatch": 1}),  # each row is a micro-batch of its own
+    "balanced_sequences": ("moe", {"preset": "gspo", "router_aux_loss": 0.5, "tokens_per_microbatch": 1}),
 }
 
 
