@@ -149,7 +149,7 @@ def wrong_image_rows(model: Any) -> str | None:
     from PIL import Image
 
     url = data_url(Image.effect_mandelbrot((64, 96), (-2.0, -1.0, 1.0, 1.0), 20))
-    shown = [pixels.reader.token_id] * pixels.reader.placeholders(url).count(pixels.reader.token)
+    shown = [pixels.reader.token_id] * pixels.reader.count(url)
     ids = [one for one in ids_of(model, 12) if one != pixels.reader.token_id][:10]
     rows = [[*ids[:4], *shown, *ids[4:8]], ids[3:]]
     tokens = torch.zeros(2, len(rows[0]), dtype=torch.long, device=model.device)
