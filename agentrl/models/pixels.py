@@ -75,8 +75,16 @@ class Pixels:
         """
         found = decoder.get_image_features(**self.tensors([_blank()], device))
         used = [found[name] for name in found if name not in _INNER]  # with those that enter at later layers
-        parts = [part for one in used for part in (one if isinstance(one, list | tuple) else [one])]
-        return torch.stack([part.sum() for part in parts]).sum() * 0
+        return torch.stack([part.sum() for part in _tensors(used)]).sum() * 0
+
+
+def _tensors(found: Any) -> Iterator[Tensor]:
+    """Yields the tensors in lists and tuples of any depth."""
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, list | tuple):
+        for one in found:
+            yield from _tensors(one)
 
 
 @lru_cache(maxsize=1)
