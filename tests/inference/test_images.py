@@ -1,5 +1,6 @@
 """Sessions with images: placeholders in the ledger as the model's own processor makes them, images beside the ids."""
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
 from agentrl.rollout.teacher_scoring import score_trajectory
 from tests.inference.fakes import FakeBackend, answer
+from tests.tiny import build_tiny_tokenizer
 from tests.tiny_vision import build_tiny_vision, picture
 
 SETTINGS = SessionSettings(SamplingParams(max_new_tokens=20), 500, locked=True, model="m")
@@ -253,3 +255,22 @@ def test_a_processor_needs_no_torchvision(tiny_vision: Path) -> None:
     assert reader.token_id == tokenizer.convert_tokens_to_ids(reader.token)
     count = reader.placeholders(data_url(picture())).count(reader.token)
     assert count == (20 if "idefics" in str(tiny_vision) else 12)
+
+
+def refusal(folder: Path) -> str:
+    reader, why = ImageReader.find(folder)
+    assert reader is None and "\n" not in why
+    return why
+
+
+def test_a_processor_that_lacks_a_package_or_does_not_tell_its_placeholders_is_told_in_one_line(tmp_path: Path) -> None:
+    """Of Mistral 3 even the class cannot be had without torchvision: its texts train all the same."""
+    build_tiny_tokenizer(tmp_path).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Idefics2ImageProcessor"}')
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "Idefics2Processor", "image_seq_len": 4}')
+    (tmp_path / "config.json").write_text('{"model_type": "idefics2"}')
+    assert "Idefics2Processor does not tell what stands for an image" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mistral3"}')
+    if importlib.util.find_spec("torchvision") is None:
+        assert "cannot be loaded (ImportError: PixtralProcessor requires the Torchvision library" in refusal(tmp_path)
+        assert ChatTemplate.from_folder(tmp_path).first([{"role": "user", "content": "a"}])
