@@ -27,7 +27,7 @@ COPIED = (*FILES, "video_preprocessor_config.json", "chat_template.json")
 """Files of a model with images that belong to a copy of it, beside config, tokenizer and weights."""
 
 _TRIED = (112, 56)  # pixels of the image that a processor is tried with
-
+_LARGE = (1600, 800)  # pixels of one that processors cut into tiles
 REMEMBERED = 256  # images whose placeholders are remembered: all episodes of a group have the same ones
 
 
@@ -118,6 +118,14 @@ class ImageReader:
             return f"transformers' {self.name} does not tell what stands for an image ({one_line(error)})"
         return "" if count else f"transformers' {self.name} puts no {self.placeholder!r} for an image"
 
+    @cached_property
+    def splits(self) -> bool:
+        """Whether other tokens stand between the placeholders of an image that is large and wide."""
+        from PIL import Image
+
+        text = self.placeholders(data_url(Image.new("RGB", _LARGE, "white")))
+        return self.placeholder * self.count_in(text) not in text
+
     @property
     def no_videos(self) -> str:
         """Why the model takes no videos; empty if it takes some."""
@@ -154,7 +162,10 @@ class ImageReader:
 
     def count(self, url: str) -> int:
         """Returns how many placeholders stand for an image or a video."""
-        text = self.placeholders(url)
+        return self.count_in(self.placeholders(url))
+
+    def count_in(self, text: str) -> int:
+        """Returns how many placeholders a text holds."""
         return sum(text.count(one) for one in {self.placeholder, self.video_token} if one is not None)
 
     def are_placeholders(self, ids: Any) -> Any:
