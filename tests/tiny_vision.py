@@ -1,4 +1,4 @@
-"""Tiny random models that take images, in Hugging Face's format: one like Qwen2-VL, one like Idefics3.
+"""Tiny random models that take images, in Hugging Face's format: like Qwen2-VL, Idefics3, and, for servers, Qwen3-VL.
 
 Guarantees: nothing is downloaded; the same seed gives the same bytes; every parameter is random, those of the image
 tower too, so that another image gives other logits. An image of 16 x 16 pixels has 4 features in the first model.
@@ -50,7 +50,7 @@ def build_tiny_vision(folder: Path, kind: str = "qwen2_vl", seed: int = 0, hidde
 
     Args:
         folder: Folder to write to; created when missing.
-        kind: One of :data:`KINDS`.
+        kind: One of :data:`KINDS`, or ``qwen3_vl``.
         seed: Seed of the weights.
         hidden: Size of the text's states, of a model like Qwen2-VL; SGLang wants larger heads than 8.
 
@@ -62,8 +62,9 @@ def build_tiny_vision(folder: Path, kind: str = "qwen2_vl", seed: int = 0, hidde
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tokenizer_of(folder, kind)
-    config = _qwen(folder, tokenizer, hidden) if kind == "qwen2_vl" else _idefics(folder, tokenizer)
+    qwen = kind in ("qwen2_vl", "qwen3_vl")
+    tokenizer = tokenizer_of(folder, "qwen2_vl" if qwen else kind)
+    config = _qwen(folder, tokenizer, hidden, kind) if qwen else _idefics(folder, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
@@ -92,8 +93,8 @@ def _common(tokenizer: Any) -> dict[str, Any]:
     return {**TEXT, "vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": end, "initializer_range": 0.2}
 
 
-def _qwen(folder: Path, tokenizer: Any, hidden: int) -> Any:
-    from transformers import Qwen2VLConfig
+def _qwen(folder: Path, tokenizer: Any, hidden: int, kind: str) -> Any:
+    from transformers import Qwen2VLConfig, Qwen3VLConfig
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     sizes = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
@@ -106,19 +107,27 @@ def _qwen(folder: Path, tokenizer: Any, hidden: int) -> Any:
     sections = [eighth, eighth, 2 * eighth]  # of a head's rotated pairs: time, height, width
     names = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
     names |= {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
-    return Qwen2VLConfig(
-        text_config={
-            **_common(tokenizer),
-            "hidden_size": hidden,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections},
-        },
-        vision_config={
-            "depth": 2, "embed_dim": hidden, "hidden_size": hidden, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4,
-            "spatial_merge_size": 2, "temporal_patch_size": 2, "initializer_range": 0.2,
-        },
-        tie_word_embeddings=True,
-        **{name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()},
-    )  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
+    text = {**_common(tokenizer), "hidden_size": hidden, "rope_parameters": rope}
+    vision = {
+        "depth": 2, "hidden_size": hidden, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2,
+        "temporal_patch_size": 2, "initializer_range": 0.2,
+    }  # fmt: skip
+    common = {"tie_word_embeddings": True} | {
+        name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()
+    }
+    if kind == "qwen2_vl":
+        vision |= {"embed_dim": hidden, "mlp_ratio": 2}
+        return Qwen2VLConfig(text_config=text, vision_config=vision, **common)
+    images = folder / "preprocessor_config.json"
+    images.write_text(json.dumps(json.loads(images.read_text()) | {"processor_class": "Qwen3VLProcessor"}))
+    film["video_processor_type"] = "Qwen3VLVideoProcessor"
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(film))
+    vision |= {"intermediate_size": 2 * hidden, "out_hidden_size": hidden}
+    vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+    rope["mrope_interleaved"] = True  # as transformers does anyway; servers look at it
+    text |= {"head_dim": hidden // TEXT["num_attention_heads"]}
+    return Qwen3VLConfig(text_config=text, vision_config=vision, **common)
 
 
 def _idefics(folder: Path, tokenizer: Any) -> Any:

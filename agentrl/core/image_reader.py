@@ -26,8 +26,7 @@ FILES = ("preprocessor_config.json", "processor_config.json")
 COPIED = (*FILES, "video_preprocessor_config.json", "chat_template.json")
 """Files of a model with images that belong to a copy of it, beside config, tokenizer and weights."""
 
-_TRIED = (112, 56)  # pixels of the image that a processor is tried with
-_LARGE = (1600, 800)  # pixels of one that processors cut into tiles
+SAMPLE = (112, 56)  # pixels of an image with which a processor is tried
 REMEMBERED = 256  # images whose placeholders are remembered: all episodes of a group have the same ones
 
 
@@ -113,18 +112,17 @@ class ImageReader:
         from PIL import Image
 
         try:
-            count = self.count(data_url(Image.new("RGB", _TRIED, "white")))
-        except (ImageError, KeyError, AttributeError, *unreadable()) as error:
+            count = self.count(data_url(Image.new("RGB", SAMPLE, "white")))
+        except unreadable() as error:
             return f"transformers' {self.name} does not tell what stands for an image ({one_line(error)})"
         return "" if count else f"transformers' {self.name} puts no {self.placeholder!r} for an image"
 
     @cached_property
-    def splits(self) -> bool:
-        """Whether other tokens stand between the placeholders of an image that is large and wide."""
+    def plain(self) -> bool:
+        """Whether nothing but placeholders stands for an image: no marks around them or between rows and tiles."""
         from PIL import Image
 
-        text = self.placeholders(data_url(Image.new("RGB", _LARGE, "white")))
-        return self.placeholder * self.count_in(text) not in text
+        return not self.placeholders(data_url(Image.new("RGB", SAMPLE, "white"))).replace(self.placeholder, "")
 
     @property
     def no_videos(self) -> str:
@@ -162,10 +160,7 @@ class ImageReader:
 
     def count(self, url: str) -> int:
         """Returns how many placeholders stand for an image or a video."""
-        return self.count_in(self.placeholders(url))
-
-    def count_in(self, text: str) -> int:
-        """Returns how many placeholders a text holds."""
+        text = self.placeholders(url)
         return sum(text.count(one) for one in {self.placeholder, self.video_token} if one is not None)
 
     def are_placeholders(self, ids: Any) -> Any:

@@ -102,8 +102,12 @@ def make_settings(recipe: Recipe, model: Path) -> tuple[ChatTemplate, SessionSet
     servers = f"servers of the kind inference.engine={inference.engine}"
     if not can.images:
         template.shown.refuse(f"{servers} take no images beside ids")
-    if not can.images_split and (reader := template.shown.reader) is not None and reader.splits:
-        template.shown.refuse(f"{servers} take none whose placeholders have other tokens between them ({reader.name})")
+    reader = template.shown.reader
+    if reader is not None and not reader.plain and not can.mixed_placeholders:
+        template.shown.refuse(
+            f"{servers} take only images for which nothing but placeholders stands, and {reader.name} puts marks "
+            "around them or between rows; take another kind of server"
+        )
     if not can.videos:
         template.shown.refuse_videos(f"{servers} take no frames beside ids")
     training = SamplingParams(

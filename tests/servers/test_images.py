@@ -32,8 +32,8 @@ CLOSE, APART = 1e-3, 1.0  # nats: its kernels round otherwise; without the image
 SECONDS = 120.0
 
 
-def build(folder: Path, seed: int) -> Path:
-    build_tiny_vision(folder, hidden=256, seed=seed)
+def build(folder: Path, kind: str, seed: int) -> Path:
+    build_tiny_vision(folder, kind, hidden=256, seed=seed)
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"]["in_chans"] = 3  # as the models' own files say it; SGLang reads this name
     (folder / "config.json").write_text(json.dumps(config))
@@ -43,10 +43,11 @@ def build(folder: Path, seed: int) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=["qwen2_vl", "qwen3_vl"])
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two models that differ in their weights only, those of the image tower too."""
-    return build(tmp_path_factory.mktemp("first"), 0), build(tmp_path_factory.mktemp("second"), 1)
+    first, second = (build(tmp_path_factory.mktemp(f"{request.param}_{seed}"), request.param, seed) for seed in (0, 1))
+    return first, second
 
 
 @pytest.fixture(scope="module", params=REAL)

@@ -41,9 +41,9 @@ class Capabilities:
         structured_output: Servers can constrain an answer to a JSON schema.
         images: Servers take images beside the ids of a prompt.
         videos: They take the frames of videos too.
+        mixed_placeholders: They take images of models that put other tokens between or around an image's placeholders.
         images_go_on: A request with images can go on after a weight push; otherwise a push aborts it, and it is sent
             again with the tokens that it had.
-        images_split: They take images whose placeholders have other tokens between them, as those of rows and tiles.
         experts: Servers of a mixture of experts name the experts that each layer chose for each token.
         scoring: Servers return the logprobs of given tokens, as a teacher's server must.
         remote: Servers can stand on other machines: they listen at ``ServerStart.host``, answer no call without the key
@@ -62,8 +62,8 @@ class Capabilities:
     structured_output: bool = False
     images: bool = False
     videos: bool = False
+    mixed_placeholders: bool = True
     images_go_on: bool = True
-    images_split: bool = True
     experts: bool = False
     scoring: bool = False
     remote: bool = False

@@ -76,7 +76,7 @@ class VLLMBackend(Backend):
         if self._model is None:
             body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling}
             if params.images:
-                body["features"] = await self._features(token_ids, params.images)
+                body["features"] = await self._features(params.images)
             try:
                 answer = await self._http.post("/inference/v1/generate", body)
                 found = self._generation(answer)
@@ -98,12 +98,11 @@ class VLLMBackend(Backend):
             )
         return await self._complete(token_ids, sampling, request_id)
 
-    async def _features(self, token_ids: list[int], images: Sequence[PromptImage]) -> dict[str, Any]:
+    async def _features(self, images: Sequence[PromptImage]) -> dict[str, Any]:
         """Has the server process the images of a prompt, and says where their placeholders are in our ids.
 
         vLLM takes images beside ids as the features that its renderer makes of a chat message
-        (``/v1/chat/completions/render``), and has every token of a range stand for one: a range of ours is without the
-        tokens around the placeholders (``<img>``) that those of its renderer may hold.
+        (``/v1/chat/completions/render``); its own ids of that message are not used.
         """
         if self._scored_model is None:
             self._scored_model = await self._served_model()
@@ -113,18 +112,11 @@ class VLLMBackend(Backend):
         try:
             features = answer["features"]
             found = features["mm_placeholders"]["image"]
-            theirs = [answer["token_ids"][one["offset"] : one["offset"] + one["length"]] for one in found]
-            ranges = [token_ids[image.start : image.end] for image in images]
-            if any(len(set(own)) > 1 for own in ranges):
-                raise ValueError(
-                    "an image has other tokens between its placeholders, which such a server does not take"
-                )
-            counts = [ids.count(own[0]) for ids, own in zip(theirs, ranges, strict=True)]
-            if counts != (wanted := list(map(len, ranges))):
-                raise ValueError(f"images of {counts} placeholders, want {wanted}")
+            lengths = [image.end - image.start for image in images]
+            if [one["length"] for one in found] != lengths:
+                raise ValueError(f"images of {[one['length'] for one in found]} placeholders, want {lengths}")
             features["mm_placeholders"]["image"] = [
-                {**one, "offset": image.start, "length": length}
-                for one, image, length in zip(found, images, wanted, strict=True)
+                {**one, "offset": image.start} for one, image in zip(found, images, strict=True)
             ]
             return features
         except (KeyError, TypeError, ValueError) as error:
@@ -279,7 +271,7 @@ class VLLM(ServerKind):
         transports=("shm", "disk"),
         structured_output=True,
         images=True,
-        images_split=False,  # its call takes no mask of the tokens of a range
+        mixed_placeholders=False,  # vLLM 0.32 is told where an image begins and ends alone, and ends at others
         images_go_on=False,  # vLLM 0.32 ends when it computes one anew whose image lay in a cached prefix
         experts=True,
         scoring=True,
