@@ -19,7 +19,11 @@ from agentrl.inference.kinds.sglang import SGLangBackend
 from agentrl.inference.kinds.vllm import VLLMBackend
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.rollout.buffer import Group
+from agentrl.rollout.group_account import Tally
+from agentrl.rollout.held_groups import pack, unpack
 from agentrl.rollout.teacher_scoring import score_trajectory
+from agentrl.rollout.worker_wire import Ended, ended_from_bytes, ended_to_bytes, packed
 from tests.inference.fakes import FakeBackend, answer
 from tests.tiny import build_tiny_tokenizer
 from tests.tiny_vision import build_tiny_vision, picture
@@ -148,6 +152,22 @@ async def test_columns_carry_each_image_once_through_every_way(template: ChatTem
     assert list(second.images.values()) == files[:1] and second.message_images() == {1: (files[0],)}
     assert concatenate([first, second]).message_images() == expected
     assert list(columns.select([False, True]).images.values()) == files[:1]
+
+
+async def test_images_come_through_a_checkpoint_and_from_a_worker(template: ChatTemplate) -> None:
+    """Members whose tools showed other pictures, and groups that share one."""
+    episodes = [await episode_of(template, 1, 2), await episode_of(template, 3), await episode_of(template, 1)]
+    groups = [Group(0, Columns.of(episodes[:2]), Tally("kept")), Group(1, Columns.of(episodes[2:]), Tally("kept"))]
+    assert any(groups[0].columns.images)
+    held, _ = unpack(pack(groups, {}))
+    delivered, _ = ended_from_bytes(ended_to_bytes([Ended(i, packed(one)) for i, one in enumerate(episodes)]))
+    sent = [one.parts["columns"] for one in delivered if one.parts is not None]
+    assert len(held) == 2 and len(sent) == 3
+    for found, wanted in [
+        *zip([one.columns for one in held], [one.columns for one in groups], strict=True),
+        *zip(sent, [Columns.of([one]) for one in episodes], strict=True),
+    ]:
+        assert found.images == wanted.images and found.message_images() == wanted.message_images()
 
 
 async def test_a_teacher_that_sees_no_images_refuses_to_score(template: ChatTemplate) -> None:
