@@ -178,7 +178,7 @@ def build_family(folder: Path, name: str, seed: int = 0) -> Path:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     family = FAMILIES[name]
-    tokenizer = build_tiny_tokenizer(folder)
+    tokenizer: Any = build_tiny_tokenizer(folder)
     tokenizer.add_tokens([AddedToken(token, special=True) for token in family.tokens], special_tokens=True)
     tokenizer.chat_template = _TEMPLATE.replace("SHOWN", family.shown)
     tokenizer.save_pretrained(folder)

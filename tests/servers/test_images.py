@@ -113,11 +113,11 @@ class Shown:
         self._show(message, self.template.following([message], answered=answered, answer_ids=said, tools=[]))
 
     async def answer(self, backend: Backend, tokens: int = 5, **how: Any) -> Generation:
-        """An answer without a sampled placeholder, which transformers would take for an image."""
+        """An answer without a sampled placeholder, with which SGLang refuses to go on."""
         for seed in range(50):
             params = SamplingParams(max_new_tokens=tokens, seed=seed, images=self.images, **how)
             found = await backend.generate(self.ids, params, request_id=f"try-{uuid4()}")
-            if self.placeholder not in found.token_ids:
+            if not any(map(self.reader.are_placeholders, found.token_ids)):
                 return found
         raise AssertionError("every answer held a placeholder")
 
@@ -188,8 +188,7 @@ async def test_a_schema_and_stop_texts_hold_beside_images(models: tuple[Path, Pa
     told = await shown.answer(backend, 100, json_schema=json.dumps(schema))
     assert json.loads(shown.template.text(told.token_ids)) in ({"a": "x"}, {"a": "y"})
     free = await shown.answer(backend, 40)
-    stop = shown.template.text(free.token_ids)[3:5]
-    assert stop
+    stop = next(one for one in shown.template.text(free.token_ids) if one.isascii() and one.isalnum())
     params = SamplingParams(max_new_tokens=40, seed=0, images=shown.images, stop=(stop,))
     ended = [await backend.generate(shown.ids, replace(params, seed=seed), request_id=f"s{seed}") for seed in range(30)]
     stopped = [one for one in ended if stop in shown.template.text(one.token_ids)]
