@@ -7,6 +7,7 @@ transformers.
 """
 
 import importlib.util
+import inspect
 import re
 import shutil
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ FILES = ("preprocessor_config.json", "processor_config.json")
 COPIED = (*FILES, "video_preprocessor_config.json", "chat_template.json")
 """Files of a model with images that belong to a copy of it, beside config, tokenizer and weights."""
 
-SAMPLE = (96, 64)  # pixels of an image with which a processor is tried
+SAMPLE = (112, 56)  # pixels of an image with which a processor is tried
 REMEMBERED = 256  # images whose placeholders are remembered: all episodes of a group have the same ones
 
 
@@ -51,8 +52,9 @@ class ImageReader:
         folder: Folder of the model.
 
     Attributes:
-        token: Text of the placeholder, as the chat template writes it, once for each image.
-        token_id: Its id, which stands once for each feature in a prompt.
+        token: Text that the chat template writes once for each image.
+        token_id: Id of the placeholder, which stands once for each feature in a prompt; most often that of ``token``.
+        placeholder: Text of the token ``token_id``.
         video_token: Text of a video's placeholder; ``None`` if the processor knows none.
         video_token_id: Token id of that placeholder.
         name: Name of the processor's class.
@@ -63,6 +65,7 @@ class ImageReader:
         self._folder = folder
         self.token: str = processor.image_token
         self.token_id: int = processor.image_token_id
+        self.placeholder: str = processor.tokenizer.convert_ids_to_tokens(self.token_id)
         self.video_token: str | None = getattr(processor, "video_token", None)
         self.video_token_id: int | None = getattr(processor, "video_token_id", None)
         self.chat_template: str | None = processor.chat_template
@@ -94,20 +97,32 @@ class ImageReader:
             return None, f"images need Pillow: {install_hint(EXTRA)}"
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
-        kind = PROCESSOR_MAPPING.get(type(config), None)
-        if kind is None or not hasattr(kind, "replace_image_token"):
-            return None, f"transformers has no processor of {config.model_type} that tells its placeholders"
         try:
-            return cls(_without_video(kind).from_pretrained(str(folder)), folder), ""
+            kind = PROCESSOR_MAPPING.get(type(config), None)
+            if kind is None:
+                return None, f"transformers has no processor of {config.model_type}"
+            reader = cls(_without_video(kind).from_pretrained(str(folder)), folder)
         except unreadable() as error:
             return None, f"the model's processor cannot be loaded ({one_line(error)})"
+        why = reader._wrong()
+        return (None, why) if why else (reader, "")
+
+    def _wrong(self) -> str:
+        """Returns why the processor cannot be used, found by giving it an image; empty if it can."""
+        from PIL import Image
+
+        try:
+            count = self.count(data_url(Image.new("RGB", SAMPLE, "white")))
+        except unreadable() as error:
+            return f"transformers' {self.name} does not tell what stands for an image ({one_line(error)})"
+        return "" if count else f"transformers' {self.name} puts no {self.placeholder!r} for an image"
 
     @cached_property
     def plain(self) -> bool:
         """Whether nothing but placeholders stands for an image: no marks around them or between rows and tiles."""
         from PIL import Image
 
-        return not self.placeholders(data_url(Image.new("RGB", SAMPLE))).replace(self.token, "")
+        return not self.placeholders(data_url(Image.new("RGB", SAMPLE, "white"))).replace(self.placeholder, "")
 
     @property
     def no_videos(self) -> str:
@@ -146,7 +161,7 @@ class ImageReader:
     def count(self, url: str) -> int:
         """Returns how many placeholders stand for an image or a video."""
         text = self.placeholders(url)
-        return sum(text.count(one) for one in {self.token, self.video_token} if one is not None)
+        return sum(text.count(one) for one in {self.placeholder, self.video_token} if one is not None)
 
     def are_placeholders(self, ids: Any) -> Any:
         """Whether ids are placeholders of images or videos; for an id or an array of them."""
@@ -183,15 +198,22 @@ class ImageReader:
     def arrays(self, images: Sequence[bytes]) -> dict[str, Any]:
         """Returns the arrays of images and videos, by the names of the model's arguments.
 
+        Each image is processed as the only one of its text, as its placeholders were counted: some processors cut an
+        image into tiles only where it is alone.
+
         Args:
             images: Bytes of their files, in the order of their placeholders.
         """
         pictures = [opened(data) for data in images if not is_video(data)]
         videos = [frames_of(data) for data in images if is_video(data)]
-        found = dict(self._processor.image_processor(pictures, return_tensors="np")) if pictures else {}
+        text = {*self._processor.tokenizer.model_input_names, "mm_token_type_ids"}
+        found: dict[str, Any] = {}
+        if pictures:
+            each = {"images": [[one] for one in pictures], "text": [self.token] * len(pictures)}
+            read = self._processor(**each, images_kwargs={"return_tensors": "pt"})
+            found = {name: one for name, one in read.items() if name not in text}
         if videos:
             read = self._read_videos(videos, return_tensors="pt")
-            text = {*self._processor.tokenizer.model_input_names, "mm_token_type_ids"}
             own = {name: one for name, one in read.items() if name not in text}
             if shared := sorted(own.keys() & found.keys()):
                 raise ImageError(f"{self.name} makes the same {shared} of images and videos: show one kind of them")
@@ -278,11 +300,17 @@ def copy_processor(source: Path, target: Path) -> None:
 
 def _without_video(kind: Any) -> Any:
     """Returns a class of processors without the one of videos, which torchvision would be needed for."""
+    video = inspect.signature(kind.__init__).parameters.get("video_processor")
+    none = [] if video is None or video.default is not video.empty else [None]  # SmolVLM's cannot be left out
 
     class ImagesAlone(kind):
         @classmethod
         def get_attributes(cls) -> list[str]:
             return [name for name in super().get_attributes() if name in ("image_processor", "tokenizer")]
+
+        @classmethod
+        def from_args_and_dict(cls, args: Sequence[Any], *values: Any, **kwargs: Any) -> Any:
+            return super().from_args_and_dict([*args, *none], *values, **kwargs)
 
     ImagesAlone.__name__ = kind.__name__  # transformers looks at it
     return ImagesAlone

@@ -61,10 +61,31 @@ def image_part(part: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ImageError: It names no image, or one that cannot be read.
     """
+    return {"type": "image_url", "image_url": {"url": data_url(_named(part))}}
+
+
+def api_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a part that holds an image in the form of OpenAI's chat API, with the ``detail`` that it asks for.
+
+    What the API shall fetch itself stays a URL; a part of another API's form stays as it is.
+
+    Raises:
+        ImageError: It names an image that cannot be read.
+    """
+    given = _named(part)
+    elsewhere = isinstance(given, str) and not given.startswith(_DATA) and urlparse(given).scheme not in ("", "file")
+    if given is None:
+        return dict(part)
+    inner = part.get("image_url")
+    detail = next((one["detail"] for one in (inner, part) if isinstance(one, Mapping) and one.get("detail")), None)
+    shown = {"url": given if elsewhere else data_url(given)}
+    return {"type": "image_url", "image_url": shown | ({"detail": detail} if detail else {})}
+
+
+def _named(part: Mapping[str, Any]) -> Any:
+    """Returns what a part names as its image; ``None`` without any."""
     given = next((part[key] for key in ("image_url", "image", "url", "path") if part.get(key) is not None), None)
-    if isinstance(given, Mapping):
-        given = given.get("url")
-    return {"type": "image_url", "image_url": {"url": data_url(given)}}
+    return given.get("url") if isinstance(given, Mapping) else given
 
 
 def data_url(given: Any) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.episode import Message
-from agentrl.core.images import ImageError, data_url, is_pil
-from agentrl.core.shown_parts import PARTS, VIDEOS, is_object, shown_part
+from agentrl.core.images import ImageError, api_part, data_url, is_pil
+from agentrl.core.shown_parts import IMAGES, PARTS, VIDEOS, is_object, shown_part
 from agentrl.core.valid_text import valid_data, valid_text
 
 TEXT_ONLY = "models here read text alone"
@@ -65,6 +65,21 @@ def in_shape(message: Any, *, images: bool = False) -> Message:
     if calls:
         shaped["tool_calls"] = calls
     return valid_data(_result(shaped) if role == "function" else shaped)
+
+
+def for_api(message: Any) -> Any:
+    """Returns a message whose images are in the form of OpenAI's chat API; the same object if it holds none.
+
+    Raises:
+        MessageError: An image cannot be read.
+    """
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list | tuple) or not any(map(_is_image, content)):
+        return message
+    try:
+        return {**message, "content": [api_part(part) if _is_image(part) else part for part in content]}
+    except ImageError as error:
+        raise MessageError(f"the {message.get('role')} message: {error}") from error
 
 
 def arguments_object(arguments: Any) -> dict[str, Any] | None:
@@ -164,6 +179,10 @@ def _with_videos(message: Any, *, images: bool) -> Any:
             f"the {role} message holds a video (a part of type {kind!r}): {TEXT_ONLY}, so describe it in words"
         )
     return {**message, "content": [_image(one, role) if _is_video(one) and is_object(one) else one for one in content]}
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in IMAGES
 
 
 def _is_video(part: Any) -> bool:

@@ -8,20 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.images import PARTS as IMAGES
-from agentrl.core.images import image_part, is_pil
+from agentrl.core.images import ImageError, image_part, is_pil
 from agentrl.core.videos import PARTS as VIDEOS
 from agentrl.core.videos import video_part
 
 PARTS = (*IMAGES, *VIDEOS)
 """Types of a part that holds an image or a video."""
 
+_UNREAD = (
+    *("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width"),
+    *("fps", "nframes", "min_frames", "max_frames", "video_start", "video_end"),
+)  # keys with which other libraries (qwen_vl_utils) have a part resized or cut
+
 
 def shown_part(part: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a part of one of :data:`PARTS` in the one shape that agentrl uses.
 
     Raises:
-        ImageError: It names nothing that can be read.
+        ImageError: It names nothing that can be read, or asks for another size.
     """
+    if asked := [key for key in _UNREAD if part.get(key) is not None]:
+        raise ImageError(
+            f"{asked[0]} of a part is not read here, and the model would see another size: resize the image before, or "
+            "set the sizes in the model's preprocessor_config.json"
+        )
     return video_part(part) if part.get("type") in VIDEOS else image_part(part)
 
 

@@ -95,7 +95,7 @@ def wrong_image_cache(model: Any) -> str | None:
     pixels, calls, device = pixels_of(model), ModelCalls(model), next(model.parameters()).device
     assert pixels is not None
     url = data_url(Image.effect_mandelbrot((96, 64), (-2.0, -1.0, 1.0, 1.0), 20))
-    count = pixels.reader.placeholders(url).count(pixels.reader.token)
+    count = pixels.reader.count(url)
     ids = [one for one in ids_of(model, PROMPT + DECODED + 2) if one != pixels.reader.token_id][: PROMPT + DECODED]
     half = PROMPT // 2
     prompt = [*ids[:half], *[pixels.reader.token_id] * count, *ids[half:PROMPT]]

@@ -318,9 +318,8 @@ def _images(folder: Path, engine: Line, trainer: Line, *, tried: bool, trust: bo
     from PIL import Image
 
     url = data_url(Image.new("RGB", PICTURE, (90, 120, 150)))
-    count = reader.placeholders(url).count(reader.token)
     text = (
-        f"{reader.name} puts {count} times {reader.token!r} ({reader.token_id}) for an image of "
+        f"{reader.name} puts {reader.count(url)} times {reader.placeholder!r} ({reader.token_id}) for an image of "
         f"{PICTURE[0]} x {PICTURE[1]} pixels"
     )
     faults = [

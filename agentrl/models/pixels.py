@@ -24,6 +24,9 @@ KINDS = "mm_token_type_ids"
 """Argument of models whose positions depend on images: 1 for placeholders of an image, 2 for those of a video."""
 
 IDS = "input_ids"
+_INNER = ("last_hidden_state", "hidden_states", "attentions")
+"""What a tower returns beside its features: it may be computed by parameters that no text depends on."""
+
 _BLANK = 32  # pixels of each side of a blank image
 _NEUTRAL = 0  # token that stands for a sampled placeholder where the model looks for placeholders
 
@@ -70,9 +73,18 @@ class Pixels:
 
         Ranks that share a sharded tower must use it in the same passes, whether or not their own rows hold images.
         """
-        found = decoder.get_image_features(**self.tensors([_blank()], device)).pooler_output
-        parts = found if isinstance(found, (list, tuple)) else [found]
-        return torch.stack([part.sum() for part in parts]).sum() * 0
+        found = decoder.get_image_features(**self.tensors([_blank()], device))
+        used = [found[name] for name in found if name not in _INNER]  # with those that enter at later layers
+        return torch.stack([part.sum() for part in _tensors(used)]).sum() * 0
+
+
+def _tensors(found: Any) -> Iterator[Tensor]:
+    """Yields the tensors in lists and tuples of any depth."""
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, list | tuple):
+        for one in found:
+            yield from _tensors(one)
 
 
 @lru_cache(maxsize=1)

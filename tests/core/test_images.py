@@ -75,6 +75,15 @@ def test_what_is_no_image_is_refused_with_the_reason(given: object, why: str) ->
         in_shape({"role": "user", "content": [{"type": "image_url", "image_url": {"url": given}}]}, images=True)
 
 
+@pytest.mark.parametrize("key", ["max_pixels", "resized_height"])
+def test_a_size_that_would_not_be_kept_is_refused(file: Path, key: str) -> None:
+    """qwen_vl_utils reads such keys, and the model would see another number of tokens than its author meant."""
+    part = {"type": "image", "image": str(file), key: None}
+    assert in_shape({"role": "user", "content": [part]}, images=True)
+    with pytest.raises(MessageError, match=f"the user message: {key} of a part is not read here.*resize the image"):
+        in_shape({"role": "user", "content": [part | {key: 3136}]}, images=True)
+
+
 def test_a_text_file_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("no picture")
     with pytest.raises(ImageError, match=r"a\.png.*no PNG"):

@@ -1,5 +1,6 @@
 """Sessions with images: placeholders in the ledger as the model's own processor makes them, images beside the ids."""
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,13 @@ from agentrl.inference.kinds.sglang import SGLangBackend
 from agentrl.inference.kinds.vllm import VLLMBackend
 from agentrl.inference.session import ChatSession, SessionSettings
 from agentrl.inference.template import ChatTemplate, TemplateError
+from agentrl.rollout.buffer import Group
+from agentrl.rollout.group_account import Tally
+from agentrl.rollout.held_groups import pack, unpack
 from agentrl.rollout.teacher_scoring import score_trajectory
+from agentrl.rollout.worker_wire import Ended, ended_from_bytes, ended_to_bytes, packed
 from tests.inference.fakes import FakeBackend, answer
+from tests.tiny import build_tiny_tokenizer
 from tests.tiny_vision import build_tiny_vision, picture
 
 SETTINGS = SessionSettings(SamplingParams(max_new_tokens=20), 500, locked=True, model="m")
@@ -148,6 +154,22 @@ async def test_columns_carry_each_image_once_through_every_way(template: ChatTem
     assert list(columns.select([False, True]).images.values()) == files[:1]
 
 
+async def test_images_come_through_a_checkpoint_and_from_a_worker(template: ChatTemplate) -> None:
+    """Members whose tools showed other pictures, and groups that share one."""
+    episodes = [await episode_of(template, 1, 2), await episode_of(template, 3), await episode_of(template, 1)]
+    groups = [Group(0, Columns.of(episodes[:2]), Tally("kept")), Group(1, Columns.of(episodes[2:]), Tally("kept"))]
+    assert any(groups[0].columns.images)
+    held, _ = unpack(pack(groups, {}))
+    delivered, _ = ended_from_bytes(ended_to_bytes([Ended(i, packed(one)) for i, one in enumerate(episodes)]))
+    sent = [one.parts["columns"] for one in delivered if one.parts is not None]
+    assert len(held) == 2 and len(sent) == 3
+    for found, wanted in [
+        *zip([one.columns for one in held], [one.columns for one in groups], strict=True),
+        *zip(sent, [Columns.of([one]) for one in episodes], strict=True),
+    ]:
+        assert found.images == wanted.images and found.message_images() == wanted.message_images()
+
+
 async def test_a_teacher_that_sees_no_images_refuses_to_score(template: ChatTemplate) -> None:
     episode = await episode_of(template, 1)
     with pytest.raises(InferenceError, match="a teacher scores token ids alone, and the messages hold images"):
@@ -254,3 +276,22 @@ def test_a_processor_needs_no_torchvision(tiny_vision: Path) -> None:
     assert reader.plain == ("idefics" not in str(tiny_vision))
     count = reader.placeholders(data_url(picture())).count(reader.token)
     assert count == (20 if "idefics" in str(tiny_vision) else 12)
+
+
+def refusal(folder: Path) -> str:
+    reader, why = ImageReader.find(folder)
+    assert reader is None and "\n" not in why
+    return why
+
+
+def test_a_processor_that_lacks_a_package_or_does_not_tell_its_placeholders_is_told_in_one_line(tmp_path: Path) -> None:
+    """Of Mistral 3 even the class cannot be had without torchvision: its texts train all the same."""
+    build_tiny_tokenizer(tmp_path).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Idefics2ImageProcessor"}')
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "Idefics2Processor", "image_seq_len": 4}')
+    (tmp_path / "config.json").write_text('{"model_type": "idefics2"}')
+    assert "Idefics2Processor does not tell what stands for an image" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mistral3"}')
+    if importlib.util.find_spec("torchvision") is None:
+        assert "cannot be loaded (ImportError: PixtralProcessor requires the Torchvision library" in refusal(tmp_path)
+        assert ChatTemplate.from_folder(tmp_path).first([{"role": "user", "content": "a"}])

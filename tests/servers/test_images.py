@@ -3,8 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import torch
@@ -13,9 +15,10 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from agentrl.config.recipe import Recipe
+from agentrl.core.image_reader import PromptImage
 from agentrl.core.images import images_of
 from agentrl.core.message_shape import in_shape
-from agentrl.inference.backend import Backend, Generation, PauseMode, SamplingParams
+from agentrl.inference.backend import Backend, Generation, InferenceError, PauseMode, SamplingParams
 from agentrl.inference.template import ChatTemplate
 from agentrl.launch.servers import start_servers
 from agentrl.launch.supervisor import Supervisor
@@ -84,35 +87,60 @@ class Shown:
     """A question about pictures, as a prompt and as the model's own processor reads it."""
 
     def __init__(self, model: Path, shapes: list[tuple[int, int]], text: str = "what?") -> None:
-        pictures = [picture(seed, *shape) for seed, shape in enumerate(shapes)]
         self.template = ChatTemplate.from_folder(model)
         reader = self.template.shown.reader
         assert reader is not None
-        self.placeholder = reader.token_id
-        parts: list[dict[str, Any]] = [{"type": "image", "image": one} for one in pictures]
-        message = in_shape({"role": "user", "content": [*parts, {"type": "text", "text": text}]}, images=True)
-        self.ids = self.template.first([message])
-        self.images = tuple(reader.places(images_of(message), self.ids))
-        self.pixels = Qwen2VLImageProcessorPil.from_pretrained(model)(images=pictures, return_tensors="pt")
+        self.reader, self.placeholder = reader, reader.token_id
+        self.processor = Qwen2VLImageProcessorPil.from_pretrained(model)
+        self.ids, self.images, self.pictures = list[int](), tuple[PromptImage, ...](), list[Any]()
+        message = self._message([picture(seed, *shape) for seed, shape in enumerate(shapes)], text)
+        self._show(message, self.template.first([message]))
 
-    async def answer(self, backend: Backend, tokens: int = 5) -> Generation:
-        """An answer without a sampled placeholder, which transformers would take for an image."""
+    def _message(self, pictures: list[Any], text: str) -> dict[str, Any]:
+        self.pictures += pictures
+        parts: list[dict[str, Any]] = [{"type": "image", "image": one} for one in pictures]
+        return in_shape({"role": "user", "content": [*parts, {"type": "text", "text": text}]}, images=True)
+
+    def _show(self, message: dict[str, Any], ids: list[int]) -> None:
+        start, own = len(self.ids), self.reader.places(images_of(message), ids)
+        self.images += tuple(PromptImage(one.url, one.start + start, one.end + start) for one in own)
+        self.ids += ids
+
+    def goes_on(self, said: list[int], pictures: list[Any]) -> None:
+        """Adds an answer, and a message with more pictures."""
+        self.ids += said
+        message, answered = self._message(pictures, "and now?"), {"role": "assistant", "content": ""}
+        self._show(message, self.template.following([message], answered=answered, answer_ids=said, tools=[]))
+
+    async def answer(self, backend: Backend, tokens: int = 5, **how: Any) -> Generation:
+        """An answer without a sampled placeholder, with which SGLang refuses to go on."""
         for seed in range(50):
-            params = SamplingParams(max_new_tokens=tokens, seed=seed, images=self.images)
-            found = await backend.generate(self.ids, params, request_id=f"try-{tokens}-{seed}")
-            if self.placeholder not in found.token_ids:
+            params = SamplingParams(max_new_tokens=tokens, seed=seed, images=self.images, **how)
+            found = await backend.generate(self.ids, params, request_id=f"try-{uuid4()}")
+            if not any(map(self.reader.are_placeholders, found.token_ids)):
                 return found
         raise AssertionError("every answer held a placeholder")
 
     @torch.no_grad()
     def gap(self, model: Path, found: Generation, *, blank: bool = False) -> float:
-        """The largest distance of an answer's logprobs from those of a model, with the pictures or without."""
+        """The largest distance of an answer's logprobs from those of a model, with the pictures or without.
+
+        A placeholder outside of the pictures' places is a token like any other.
+        """
         plain = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
         whole = torch.tensor([self.ids + found.token_ids])
-        values, grid = self.pixels["pixel_values"], self.pixels["image_grid_thw"]
-        values = torch.zeros_like(values) if blank else values
-        kinds = (whole == self.placeholder).long()
-        logits = plain(input_ids=whole, mm_token_type_ids=kinds, pixel_values=values, image_grid_thw=grid).logits
+        pixels = self.processor(images=self.pictures, return_tensors="pt")
+        values, grid = pixels["pixel_values"], pixels["image_grid_thw"]
+        kinds = torch.zeros_like(whole)
+        for image in self.images:
+            kinds[0, image.start : image.end] = 1
+        embeddings = plain.get_input_embeddings()
+        hook = embeddings.register_forward_pre_hook(lambda *_: (whole,))
+        logits = plain(
+            input_ids=torch.where((whole == self.placeholder) & (kinds == 0), 0, whole), mm_token_type_ids=kinds,
+            pixel_values=torch.zeros_like(values) if blank else values, image_grid_thw=grid,
+        ).logits  # fmt: skip
+        hook.remove()
         rows = logits[0, len(self.ids) - 1 : -1].log_softmax(-1)
         own = rows.gather(-1, torch.tensor(found.token_ids)[:, None])[:, 0]
         return (torch.tensor(found.logprobs) - own).abs().max().item()
@@ -126,6 +154,45 @@ async def test_logprobs_after_images_are_those_of_the_model(
     found = await shown.answer(backend)
     assert shown.gap(models[0], found) < CLOSE
     assert shown.gap(models[0], found, blank=True) > APART, "the answer depends on the image"
+
+
+async def test_images_of_a_later_turn_are_seen_also_behind_a_prefix_that_is_cached(
+    models: tuple[Path, Path], backend: Backend
+) -> None:
+    shown = Shown(models[0], [(SIDE, SIDE)], text="what? " * 30)
+    said = await shown.answer(backend, 20)
+    again = shown.pictures[0]  # the same image once more in one conversation
+    shown.goes_on(said.token_ids, [picture(7, 70, 90), again])
+    answers = [await shown.answer(backend) for _ in range(2)]
+    assert all(shown.gap(models[0], found) < CLOSE for found in answers)
+    assert shown.gap(models[0], answers[1], blank=True) > APART
+
+
+async def test_a_sampled_placeholder_is_a_token_like_any_other_or_is_refused(
+    served: tuple[Recipe, str], models: tuple[Path, Path], backend: Backend
+) -> None:
+    shown = Shown(models[0], [(SIDE, SIDE)])
+    shown.goes_on([70, shown.placeholder, 71, shown.placeholder, shown.placeholder, 72], [picture(7, SIDE, SIDE)])
+    if served[0].inference.engine == "sglang":
+        with pytest.raises(InferenceError, match="one was sampled"):
+            await shown.answer(backend)
+        return
+    found = await shown.answer(backend)
+    assert shown.gap(models[0], found) < CLOSE
+
+
+async def test_a_schema_and_stop_texts_hold_beside_images(models: tuple[Path, Path], backend: Backend) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    shown = Shown(models[0], [(SIDE, SIDE)])
+    told = await shown.answer(backend, 100, json_schema=json.dumps(schema))
+    assert json.loads(shown.template.text(told.token_ids)) in ({"a": "x"}, {"a": "y"})
+    free = await shown.answer(backend, 40)
+    stop = next(one for one in shown.template.text(free.token_ids) if one.isascii() and one.isalnum())
+    params = SamplingParams(max_new_tokens=40, seed=0, images=shown.images, stop=(stop,))
+    ended = [await backend.generate(shown.ids, replace(params, seed=seed), request_id=f"s{seed}") for seed in range(30)]
+    stopped = [one for one in ended if stop in shown.template.text(one.token_ids)]
+    assert stopped and all(one.finish_reason == "stop" for one in stopped)
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract"])

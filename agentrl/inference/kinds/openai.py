@@ -2,9 +2,9 @@
 
 Guarantees: the API key is read from the environment and written nowhere; recorded trajectories have no token ids and
 hold every answer, each of ``n`` as a branch of its own; an agent gets answers in the one shape of
-:mod:`agentrl.core.message_shape`, whatever shape the API answered in. Messages are sent as the agent gave them: an API
-may read more than text. Requests are repeated as :mod:`agentrl.inference.api_calls` says. An answer that the API calls
-a refusal is recorded with the finish reason ``refusal``.
+:mod:`agentrl.core.message_shape`, whatever shape the API answered in. Messages are sent as the agent gave them, with
+images in OpenAI's form: an API may read more than text. Requests are repeated as :mod:`agentrl.inference.api_calls`
+says. An answer that the API calls a refusal is recorded with the finish reason ``refusal``.
 """
 
 import json
@@ -16,7 +16,7 @@ from openai import AsyncOpenAI, DefaultAioHttpClient, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionMessage
 
 from agentrl.core.episode import Message, Trajectory
-from agentrl.core.message_shape import MessageError, in_shape
+from agentrl.core.message_shape import MessageError, for_api, in_shape
 from agentrl.core.valid_text import valid_data
 from agentrl.inference.api_calls import ApiCalls
 from agentrl.inference.backend import InferenceError
@@ -56,7 +56,7 @@ class Calls(Protocol):
 
 
 class OpenAISession(OpenAINames):
-    """A conversation with an OpenAI-compatible API: text only, recorded without ids.
+    """A conversation with an OpenAI-compatible API, recorded without ids.
 
     Args:
         calls: Sends requests to the API.
@@ -99,11 +99,12 @@ class OpenAISession(OpenAINames):
         Raises:
             ContextOverflow: The prompt does not fit the model's context.
             InferenceError: The API failed; the message names the URL.
+            MessageError: An image cannot be read.
             openai.APITimeoutError: The answer took longer than the call's ``timeout``.
         """
         asked = valid_data({**self._defaults, **options, **self._seeded(options)})
         shown = asked.pop("stream_options", None)
-        sent = [valid_data(message) for message in messages]
+        sent = [valid_data(for_api(message)) for message in messages]
         await self._door.check()
         parent = self._record.add_prompt([recorded(message) for message in sent], options.get("tools"))
         answer, refused = await self._asked({**asked, "messages": sent, "model": self._model})
@@ -178,7 +179,7 @@ def _is_plain(message: Any) -> bool:
 def recorded(message: Any) -> Message:
     """Returns a message that was sent, as data; one that holds more than text is recorded as it was."""
     try:
-        return in_shape(message)
+        return in_shape(message, images=True)
     except MessageError:
         return dict(message) if isinstance(message, dict) else message.model_dump(exclude_none=True)
 

@@ -3,16 +3,20 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from agentrl.core.images import data_url
+from agentrl.core.message_shape import MessageError
 from agentrl.inference.backend import InferenceError
 from agentrl.inference.client import EpisodeLLM
 from agentrl.inference.kinds.kind import TextApi, server_kind
 from agentrl.inference.random_streams import stream_seed
+from tests.tiny_vision import picture
 
 ANSWER = {
     "id": "x", "object": "chat.completion", "created": 1, "model": "m",
@@ -165,6 +169,37 @@ async def test_each_of_n_answers_is_a_branch_and_a_conversation_goes_on_from_the
         ("go", None), ("a", 0), ("b", 0), ("a", 0), ("on", 2), ("end", 4), ("go", None), ("new", 6),
     ]  # fmt: skip
     assert [node.reward for node in nodes][:4] == [None, None, 0.5, None]
+
+
+async def test_images_are_sent_in_openais_form_whatever_form_they_come_in(tmp_path: Path) -> None:
+    """A local path means nothing to an API, and ``image`` is transformers' word."""
+    file = tmp_path / "a.png"
+    picture().save(file)
+    url, fetched = data_url(file), "https://example.org/a.png"
+    parts = [
+        {"type": "image_url", "image_url": {"url": str(file), "detail": "low"}},
+        {"type": "image", "image": picture()},
+        {"type": "image_url", "image_url": {"url": f"file://{file}"}},
+        {"type": "input_image", "image_url": fetched, "detail": "high"},
+        {"type": "image", "source": {"type": "file", "file_id": "f"}},
+        {"type": "text", "text": "what?"},
+    ]
+    said = choices({"role": "assistant", "content": "a"})
+    async with serving(said, said) as (llm, _, sent):
+        create = llm.session().chat.completions.create
+        await create(messages=[{"role": "user", "content": parts}])
+        await create(messages=[{"role": "user", "content": parts[:2]}])
+        with pytest.raises(MessageError, match=r"the tool message: the image .*none\.png cannot be read"):
+            lost = {"type": "image", "image": str(tmp_path / "none.png")}
+            await create(messages=[{"role": "tool", "content": [lost]}])
+    shown = {"type": "image_url", "image_url": {"url": url}}
+    assert sent[0]["messages"][0]["content"] == [
+        {"type": "image_url", "image_url": {"url": url, "detail": "low"}}, shown, shown,
+        {"type": "image_url", "image_url": {"url": fetched, "detail": "high"}}, *parts[4:],
+    ]  # fmt: skip
+    nodes = llm.trajectories()["assistant"].nodes
+    assert nodes[0].message["content"][3]["image_url"]["url"] == fetched
+    assert nodes[2].message["content"] == [shown, shown], "as a training session records it"
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"choices": [{"message": {"content": "\xff"}}]}', b"[]", b'"\xe2\x80"'])
