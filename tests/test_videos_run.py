@@ -5,7 +5,9 @@ The reference is transformers' own: the whole processor on the rendered conversa
 without it does not.
 """
 
+import asyncio
 import importlib.util
+import random
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +37,17 @@ from agentrl.train.policy import Policy, load_model
 from tests.engine.driving import SECONDS, Driver
 from tests.served import served
 from tests.tiny_vision import build_tiny_vision, picture
-from tests.train.test_images import CHUNK, EXACT, TEMPERATURE, batch_of, episode_of, gradients, play, same
+from tests.train.test_images import (
+    CHUNK,
+    EXACT,
+    TEMPERATURE,
+    batch_of,
+    episode_of,
+    gradients,
+    play,
+    same,
+    updated_alike,
+)
 
 HERE = importlib.util.find_spec("torchvision") is not None
 needs_torchvision = pytest.mark.skipif(not HERE, reason="they need torchvision: make test runs them once more, with it")
@@ -156,6 +168,21 @@ def test_greedy_tokens_and_logprobs_equal_those_of_generate(
         exact = rows.gather(-1, torch.tensor(request.output)[:, None]).squeeze(-1)
         assert (torch.tensor(request.logprobs).double() - exact).abs().max() < SERVED
     assert requests[0].prompt == requests[1].prompt and requests[0].logprobs != requests[1].logprobs
+
+
+@needs_torchvision
+async def test_ranks_with_images_and_videos_and_ranks_without_go_through_the_tower_together(
+    model: Path, template: ChatTemplate, tmp_path: Path
+) -> None:
+    image, short = picture(9, 16, 16), film(1, 2, 16)
+    shown = [[short, image], [], [image], [film(3, 2, 16)], [], [], [picture(2, 16, 16)]]
+    drawn = random.Random(0)
+    played = [
+        await play(template, [asking("what?", *own)], [[drawn.randrange(3, 250) for _ in range(drawn.randint(3, 7))]])
+        for own in shown
+    ]
+    columns = Columns.of([episode_of(one, index) for index, one in enumerate(played)])
+    await asyncio.to_thread(updated_alike, model, columns, tmp_path)
 
 
 @needs_torchvision

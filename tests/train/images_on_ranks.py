@@ -1,24 +1,20 @@
 """The same update with images on one rank and on two, one of which has micro-batches without images.
 
-``python -m tests.train.images_on_ranks FOLDER COLUMNS RANKS`` makes one update of the model in ``FOLDER`` with the
-episodes in the file ``COLUMNS``, and writes the weights to ``FOLDER/RANKS.pt``.
+``python -m tests.train.images_on_ranks FOLDER COLUMNS OUT RANKS`` makes one update of the model in ``FOLDER`` with the
+episodes in the file ``COLUMNS``, and writes the weights to the file ``OUT``.
 """
 
+import importlib.util
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from agentrl.config.load import load_recipe
-from agentrl.core.columns import Columns
-from agentrl.launch.resolve import resolve
-from agentrl.train.__main__ import make_policy
-from agentrl.train.batch import Batch
-from agentrl.train.learner import PolicyLearner
-from agentrl.train.mesh import RankMesh
-from agentrl.weights.gather import full_tensor
 from tests.train.ranks import on_ranks
+
+if importlib.util.find_spec("torchvision") is not None:  # before transformers
+    import tests.cpu_torchvision  # noqa: F401
 
 CPU = torch.device("cpu")
 SETTINGS = [
@@ -27,8 +23,17 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def update(folder: Path, columns: Path) -> None:
+def update(folder: Path, columns: Path, out: Path) -> None:
     """Makes one update on this rank."""
+    from agentrl.config.load import load_recipe
+    from agentrl.core.columns import Columns
+    from agentrl.launch.resolve import resolve
+    from agentrl.train.__main__ import make_policy
+    from agentrl.train.batch import Batch
+    from agentrl.train.learner import PolicyLearner
+    from agentrl.train.mesh import RankMesh
+    from agentrl.weights.gather import full_tensor
+
     ranks = dist.get_world_size()
     recipe = resolve(load_recipe("arithmetic_grpo", [*SETTINGS, f"trainer.nproc={ranks}"], device="cpu"), None)
     mesh = RankMesh.of_world(CPU)
@@ -41,9 +46,9 @@ def update(folder: Path, columns: Path) -> None:
     learner.update(batch, 1e-2)
     weights = {name: full_tensor(parameter).clone() for name, parameter in policy.model.named_parameters()}
     if not mesh.rank:
-        torch.save(weights, folder / f"{ranks}.pt")
+        torch.save(weights, out)
 
 
 if __name__ == "__main__":
-    folder, columns, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    on_ranks(count, lambda rank: update(folder, columns))
+    folder, columns, out = map(Path, sys.argv[1:4])
+    on_ranks(int(sys.argv[4]), lambda rank: update(folder, columns, out))

@@ -4,6 +4,7 @@ Episodes come from sessions, so that ids, masks and images go the way of a run: 
 micro-batch. The reference is transformers' own forward pass with the arguments of its own processor.
 """
 
+import os
 import random
 import subprocess
 import sys
@@ -252,16 +253,21 @@ async def test_a_rank_gets_the_images_of_its_own_rows(tiny_vision: Path, templat
 async def test_ranks_without_images_take_part_in_the_tower(tmp_path: Path) -> None:
     """A sharded tower is gathered, and its gradients are reduced, by all ranks together, in one order."""
     folder = build_tiny_vision(tmp_path / "model")
-    columns = await columns_of_a_group(ChatTemplate.from_folder(folder))
+    updated_alike(folder, await columns_of_a_group(ChatTemplate.from_folder(folder)), tmp_path)
+
+
+def updated_alike(folder: Path, columns: Columns, scratch: Path) -> None:
+    """Holds that one update on two ranks changes all weights as it does on one."""
     records = [one.model_copy(update={"reward": float(index % 3)}) for index, one in enumerate(columns.episodes)]
-    (tmp_path / "columns").write_bytes(replace(columns, episodes=tuple(records)).to_bytes())
+    (scratch / "columns").write_bytes(replace(columns, episodes=tuple(records)).to_bytes())
+    env = environment() | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}  # torchvision
     for ranks in (1, 2):
-        words = ["tests.train.images_on_ranks", str(folder), str(tmp_path / "columns"), str(ranks)]
+        words = ["tests.train.images_on_ranks", str(folder), str(scratch / "columns"), str(scratch / f"{ranks}.pt")]
         done = subprocess.run(
-            [sys.executable, "-m", *words], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300
+            [sys.executable, "-m", *words, str(ranks)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
-    one, two = (torch.load(folder / f"{ranks}.pt") for ranks in (1, 2))
+    one, two = (torch.load(scratch / f"{ranks}.pt") for ranks in (1, 2))
     start = dict(AutoModelForImageTextToText.from_pretrained(folder).named_parameters())
     assert one.keys() == start.keys()
     for name, weight in one.items():
