@@ -54,6 +54,7 @@ class SGLangBackend(Backend):
         self._http = ServerHttp(self.url, timeout, TOO_LONG, access)
         self._mode: PauseMode = "abort"  # of the latest pause
         self._aborting: set[asyncio.Task[None]] = set()
+        self._newest = 0  # policy version that this process knows the server to have, or to have had
         self._told = False  # that the server shows no values
 
     async def generate(self, token_ids: list[int], params: SamplingParams, *, request_id: str) -> Generation:
@@ -73,8 +74,8 @@ class SGLangBackend(Backend):
             sampling["sampling_seed"] = params.seed
         if params.json_schema is not None:
             sampling["json_schema"] = params.json_schema
-        body = {"rid": request_id, "sampling_params": sampling, "return_logprob": True}
-        body |= self._prompt_fields(token_ids, params.images)
+        prompt = self._prompt_fields(token_ids, params.images)
+        body = {"rid": request_id, "sampling_params": sampling, "return_logprob": True, **prompt}
         start = params.experts_from
         if start is not None:
             body |= {"return_routed_experts": True, "routed_experts_start_len": start}
@@ -92,12 +93,12 @@ class SGLangBackend(Backend):
     def _prompt_fields(self, token_ids: list[int], images: Sequence[PromptImage]) -> dict[str, Any]:
         """Returns the fields of a request that hold its prompt.
 
-        SGLang wants one placeholder for each image, and expands it itself; a prompt with more hangs for ever.
+        SGLang wants one placeholder for each image, and expands it itself; a prompt with more hangs for ever. It keeps
+        prefixes over a push while requests are running (:meth:`_flush`): each version has its own.
         """
-        if not images:
-            return {"input_ids": token_ids}
-        sent = one_placeholder_each(token_ids, images, self.url)
-        return {"input_ids": sent, "image_data": [image.url for image in images]}
+        sent = one_placeholder_each(token_ids, images, self.url) if images else token_ids
+        shown = {"image_data": [image.url for image in images]} if images else {}
+        return {"input_ids": sent, "cache_salt": str(self._newest), **shown}
 
     async def _or_abort(self, request_id: str, request: Coroutine[Any, Any, Any]) -> Any:
         """Wait for a request; if the caller is cancelled or its time is over, have the server abort it.
@@ -142,6 +143,7 @@ class SGLangBackend(Backend):
             if spans is None:
                 spans = [{"version": meta.get("weight_version", "0"), "start": 0, "end": len(ids)}]
             versions = versions_of(spans, len(ids))
+            self._newest = max(self._newest, *versions[-1:])
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise self._nonsense(answer, error) from error
         return Generation(
@@ -220,6 +222,7 @@ class SGLangBackend(Backend):
         """Load the safetensors files of a folder."""
         body = {"model_path": path, "weight_version": str(version), "flush_cache": False}
         await self._update("/update_weights_from_disk", body, repeatable=True)
+        self._newest = version
         await self._flush()
 
     async def receive(self, manifest: WeightManifest, plan: BroadcastPlan) -> None:
@@ -244,6 +247,7 @@ class SGLangBackend(Backend):
         finally:
             if begun:  # also after a failure: an open update blocks the next one
                 await self._update("/end_weight_update", {})
+        self._newest = manifest.version
         await self._flush()
 
     async def _receive_bucket(
@@ -255,9 +259,8 @@ class SGLangBackend(Backend):
             "shapes": [list(tensor.shape) for tensor in bucket],
             "group_name": group,
             "flush_cache": False,  # after the last one, see :meth:`_flush`
+            **({"weight_version": str(manifest.version)} if last else {}),
         }
-        if last:
-            body["weight_version"] = str(manifest.version)
         await self._update("/update_weights_from_distributed", body)
 
     async def ranks(self) -> int:
