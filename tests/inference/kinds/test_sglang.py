@@ -349,6 +349,25 @@ async def test_values_that_differ_from_the_samples_are_named() -> None:
         assert await server.verify(manifest) == ["b"]
 
 
+async def test_values_that_sglang_reads_from_a_wrong_row_are_not_compared() -> None:
+    """0.5.23 takes hidden size / heads for a head's size, so it shows other rows of fused keys of Mistral Nemo."""
+    held = {"l.q_proj.weight": [1.0], "l.k_proj.weight": [9.0], "l.v_proj.weight": [9.0], "l.mlp.up_proj.weight": [9.0]}
+
+    def handler(path: str, body: bytes) -> web.Response:
+        if path == "/model_info":
+            return web.json_response({"weight_version": "2"})
+        return web.json_response(held[json.loads(body)["name"]])
+
+    manifest = WeightManifest(
+        version=2, transport="disk", path="/x", dtype="F32", nbytes=8, fingerprints={},
+        samples={name: [1.0] for name in held},
+    )  # fmt: skip
+    async with backend(handler) as server:
+        assert await server.verify(manifest) == []
+        held["l.q_proj.weight"] = [2.0]
+        assert await server.verify(manifest) == ["l.q_proj.weight"]
+
+
 async def test_another_version_is_named() -> None:
     manifest = WeightManifest(version=2, path="/x", transport="disk", dtype="F32", nbytes=8, fingerprints={"a": "1"})
     async with backend(lambda path, body: web.json_response({"weight_version": "1"})) as other:
