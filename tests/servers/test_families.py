@@ -18,6 +18,7 @@ from tests.servers.families import build_family
 PROMPT = torch.randint(
     5, 250, (280,), generator=torch.Generator().manual_seed(3)
 ).tolist()  # two blocks of vLLM's cache
+CLOSE = 1e-2  # nats; other weights are off by several, and Apertus by 0.003 in other orders of float32 sums
 FAMILIES = ("apertus", "gemma3_text", "mixtral")  # buffers in a layer's module; windows; experts of other names
 
 
@@ -28,7 +29,7 @@ async def test_a_family_is_served_before_and_after_pushes(kind: str, name: str, 
     first, second = (build_family(name, tmp_path / str(seed), seed) for seed in (0, 1))
     async with served(kind, first, tmp_path) as backend:
         before = await backend.score(PROMPT, 1)
-        assert gap(before, Reference(first), [], PROMPT) < 1e-3
+        assert gap(before, Reference(first), [], PROMPT) < CLOSE
         for version, folder in ((1, first), (2, second)):
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
             publisher = WeightPublisher(
@@ -43,12 +44,12 @@ async def test_a_family_is_served_before_and_after_pushes(kind: str, name: str, 
             await backend.resume()
             publisher.close()
             scores = await backend.score(PROMPT, 1)
-            assert gap(scores, Reference(folder), [], PROMPT) < 1e-3
+            assert gap(scores, Reference(folder), [], PROMPT) < CLOSE
             assert (changed({"": before}, {"": scores}) is None) == (version == 1)
             for again in range(2):  # the second time its prompt stands in the prefix cache
                 answer = await backend.generate(PROMPT, SamplingParams(12, seed=1), request_id=f"{version}-{again}")
                 assert set(answer.versions) == {version}
-                assert gap(answer.logprobs, Reference(folder), PROMPT, answer.token_ids) < 1e-3
+                assert gap(answer.logprobs, Reference(folder), PROMPT, answer.token_ids) < CLOSE
 
 
 def gap(found: list[float], reference: Reference, prompt: list[int], ids: list[int]) -> float:
