@@ -136,7 +136,10 @@ class VLLMBackend(Backend):
             raise self._nonsense("/inference/v1/generate", answer, error) from error
 
     def _salt(self) -> dict[str, str]:
-        """Field of a request that keeps its prefixes apart from those of other versions, which ``in_place`` leaves."""
+        """Field of a request that keeps its prefixes apart from those of other versions.
+
+        ``in_place`` may leave them; vLLM 0.32.0 does not, because its pause drops them in each mode.
+        """
         return {"cache_salt": str(self._newest)}
 
     async def _complete(self, token_ids: list[int], sampling: dict[str, Any], request_id: str) -> Generation:
