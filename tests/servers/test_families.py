@@ -19,7 +19,7 @@ PROMPT = torch.randint(
     5, 250, (280,), generator=torch.Generator().manual_seed(3)
 ).tolist()  # two blocks of vLLM's cache
 CLOSE = 1e-2  # nats; other weights are off by several, and Apertus by 0.003 in other orders of float32 sums
-FAMILIES = ("apertus", "gemma3_text", "mixtral")  # buffers in a layer's module; windows; experts of other names
+FAMILIES = ("apertus", "gemma3_text")  # buffers in the module of weights; windows of 16 tokens
 
 
 @pytest.mark.parametrize("name", FAMILIES)
