@@ -48,6 +48,7 @@ class VLLMBackend(Backend):
         self._mode: PauseMode = "abort"
         self._model: str | None = None  # the served model's name, if the server has only /v1/completions
         self._scored_model: str | None = None  # the same name, for `score`
+        self._forgot = False  # whether the weights that the server was started with were set to zero
         self._newest = 0  # policy version that this process knows the server to have, or to have had
         self._version: int | None = None  # the server's policy version, if it has only /v1/completions
         self._running = asyncio.Event()  # cleared during a weight push
@@ -228,6 +229,10 @@ class VLLMBackend(Backend):
         """Load the safetensors files of a folder."""
         if not any(Path(path).glob("*.safetensors")):  # a failed load ends vLLM's process
             raise InferenceError(f"{self.url}: {path} holds no safetensors file that could be loaded")
+        if not self._forgot:  # what a load leaves as it was (GPT-OSS's experts in 0.32) must show in the first push
+            with contextlib.suppress(InferenceError):  # older servers have no such call
+                await self._http.post("/weight_checker", {"action": "reset"}, expect_json=False, repeatable=True)
+            self._forgot = True
         await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
         # in place, paused requests keep the KV cache of the old weights, and while there are any nothing is dropped
         anew = "" if self._mode == "in_place" else "?reset_running_requests=true"

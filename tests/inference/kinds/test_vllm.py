@@ -154,6 +154,18 @@ async def test_prefixes_of_one_version_are_not_used_by_requests_of_another(tmp_p
         assert salts == (["0", "6", "7", "3"] if answers is not OLD else ["0", "0", "7", "3"])
 
 
+async def test_the_first_load_of_a_connection_starts_from_zero(tmp_path: Path) -> None:
+    """Weights that vLLM leaves as they are, with a warning in its log alone, change what the first push looks at."""
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    for answers in (OLD, {**OLD, "/weight_checker": lambda body: web.json_response({"status": "reset"})}):
+        async with backend(answers) as (server, seen):
+            await server.load(str(tmp_path), 0)
+            await server.load(str(tmp_path), 1)
+        paths = [path for path, _ in seen]
+        assert paths.count("/weight_checker") == 1 and paths.index("/weight_checker") < paths.index("/collective_rpc")
+        assert ("/weight_checker", {"action": "reset"}) in seen
+
+
 async def test_a_folder_without_weights_never_reaches_the_server(tmp_path: Path) -> None:
     async with backend(OLD) as (server, seen):
         with pytest.raises(InferenceError, match="holds no safetensors file"):
