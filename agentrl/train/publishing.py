@@ -13,11 +13,12 @@ import torch.distributed as dist
 
 from agentrl.config.recipe import Recipe
 from agentrl.train.controller_client import ControllerClient
+from agentrl.train.export import saved_buffers
 from agentrl.train.mesh import RankMesh
 from agentrl.train.policy import ModelRefused, Policy
 from agentrl.train.rank import DTYPES
 from agentrl.weights.broadcast_publisher import BroadcastPublisher
-from agentrl.weights.file_names import file_weights, wrong_names
+from agentrl.weights.file_names import file_buffers, file_weights, wrong_names
 from agentrl.weights.file_publisher import Publisher, WeightPublisher
 from agentrl.weights.gather import Weight
 
@@ -58,11 +59,14 @@ def make_publisher(
             from agentrl.weights.adapter_publisher import AdapterPublisher
 
             return AdapterPublisher(model, dtype, transport, folder, is_writer=is_writer)
+    beside: dict[str, torch.Tensor] = {}
     if recipe.weights.names == "files":
         weights = checked_names(model, list(weights), model_path)
+        beside = file_buffers(model, saved_buffers(model), model_path)
+    kind = "disk" if transport == "broadcast" else transport
+    files = WeightPublisher(weights, dtype, kind, folder, is_writer=is_writer, tensor=place, beside=beside)
     if transport != "broadcast":
-        return WeightPublisher(weights, dtype, transport, folder, is_writer=is_writer, tensor=place)
-    files = WeightPublisher(weights, dtype, "disk", folder, is_writer=is_writer, tensor=place)
+        return files
     return BroadcastPublisher(files, client, device, recipe.weights.lease_seconds)
 
 

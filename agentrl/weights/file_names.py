@@ -133,6 +133,27 @@ def _converted(model: Any, given: list[Named], found: Mapping[str, torch.Size]) 
         yield name, FileWeight(name, shape, trained, source, cuts.get(name))
 
 
+def file_buffers(model: Any, names: Iterable[str], folder: Path) -> dict[str, Tensor]:
+    """Returns a model's buffers as its files have them, by their names there; those that the files lack are left out.
+
+    Nothing trains them, but a server that makes a layer anew at a push loses those of the layer that it is not sent.
+
+    Args:
+        model: Causal LM of transformers, as it was loaded.
+        names: Names of the loaded model's buffers that belong to its files.
+        folder: Folder of the model that the servers were started with.
+    """
+    empty = {name: torch.empty(0, device="meta") for name in names}
+    wanted = {
+        one for name in revert_weight_conversion(model, empty) for one in _spellings(name, model.base_model_prefix)
+    }
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")) if wanted else ():
+        with safe_open(str(file), framework="pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.keys() if name in wanted}  # noqa: SIM118
+    return found
+
+
 def wrong_names(weights: Iterable[Named], folder: Path, prefix: str) -> str | None:
     """Returns which weights a model's files do not have, so that a server would not know them; ``None`` if it does.
 
@@ -146,8 +167,7 @@ def wrong_names(weights: Iterable[Named], folder: Path, prefix: str) -> str | No
         return None
     wrong = []
     for name, weight in weights:
-        spelled = (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}")
-        shape = next((known[one] for one in spelled if one in known), None)
+        shape = next((known[one] for one in _spellings(name, prefix) if one in known), None)
         if shape != tuple(weight.shape):
             there = "which the files lack" if shape is None else f"which is {list(shape)} in the files"
             wrong.append(f"{name} {list(weight.shape)}, {there}")
@@ -155,6 +175,11 @@ def wrong_names(weights: Iterable[Named], folder: Path, prefix: str) -> str | No
         return None
     more = f" and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
     return f"{'; '.join(wrong[:_LISTED])}{more}"
+
+
+def _spellings(name: str, prefix: str) -> tuple[str, str, str]:
+    """Names that a tensor may have in files: its own, without the decoder's name, and with it."""
+    return name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
 
 
 def shapes_in_files(folder: Path) -> dict[str, tuple[int, ...]]:

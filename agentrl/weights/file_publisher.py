@@ -11,12 +11,13 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
 
 from agentrl.core.weight_manifest import (
@@ -38,6 +39,7 @@ from agentrl.weights.transport import BUFFERS, require_room
 
 Offer = Callable[[WeightManifest], None]  # tells the controller of a version; returns when the servers serve it
 SAMPLED_PARAMETERS = 4
+BESIDE = "untrained.safetensors"  # file of tensors that are the same in all versions
 
 
 class Publisher(Protocol):
@@ -74,6 +76,7 @@ class WeightPublisher:
         file: Name of the file in its folder.
         tensor: Place of this rank in its tensor group, and that group's size, where each rank may write its own parts
             of the parameters; ``None``: rank 0 writes.
+        beside: Tensors that stay as they are, of any type, for a file beside each version's; they have no fingerprints.
     """
 
     def __init__(
@@ -86,12 +89,14 @@ class WeightPublisher:
         is_writer: bool,
         file: str = WEIGHTS_FILE,
         tensor: tuple[int, int] | None = None,
+        beside: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._parameters = list(parameters)
         self.dtype = dtype
         self.specs = [TensorSpec(name=name, shape=tuple(p.shape)) for name, p in self._parameters]
         self._is_writer = is_writer
         self._file = file
+        self._beside = dict(beside or {})
         self._tensor = tensor if tensor is not None and dist.get_world_size() > 1 else None
         self._latest: dict[str, str] = {}  # fingerprints
         self.unchanged: float | None = None
@@ -225,6 +230,8 @@ class WeightPublisher:
         """Returns a buffer's file, opened; in shared memory it is that of the version before, whose room it keeps."""
         path = self._path(index)
         path.parent.mkdir(exist_ok=True)
+        if self._beside and not (other := path.with_name(BESIDE)).exists():
+            save_file(self._beside, other, metadata={"format": "pt"})
         if self.transport == "disk":
             path.unlink(missing_ok=True)
         elif path.is_file():

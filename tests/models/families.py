@@ -6,6 +6,7 @@ The list of families is transformers' own mapping of `AutoModelForCausalLM`; wha
 
 import inspect
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -155,14 +156,14 @@ SEEN: dict[str, Any] = {  # sizes of the parts for images and sounds, of which o
 }  # fmt: skip
 
 
-def small_config(name: str) -> Any:
-    """Makes the miniature config of a family: the text part of a composite one."""
-    return _small_text(name, type(AutoConfig.for_model(name).get_text_config(decoder=True)))
+def small_config(name: str, other: Mapping[str, Any] | None = None) -> Any:
+    """Makes the miniature config of a family, with ``other`` sizes: the text part of a composite one."""
+    return _small_text(name, type(AutoConfig.for_model(name).get_text_config(decoder=True)), other or {})
 
 
-def _small_text(name: str, kind: Any) -> Any:
+def _small_text(name: str, kind: Any, other: Mapping[str, Any]) -> Any:
     known = set(inspect.signature(kind.__init__).parameters) | set(kind.attribute_map)
-    sizes = {key: value for key, value in SMALL.items() if key in known and key not in kind.attribute_map}
+    sizes = {key: value for key, value in {**SMALL, **other}.items() if key in known and key not in kind.attribute_map}
     if "kv_lora_rank" in known:  # latent attention has as many key heads as query heads
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     sizes |= OWN.get(name, {})
@@ -177,7 +178,7 @@ def small_config_with_images(name: str) -> Any:
     for part in type(whole).sub_configs:
         config = getattr(whole, part, None)
         if config is text:
-            parts[part] = _small_text(config.model_type, type(config))
+            parts[part] = _small_text(config.model_type, type(config), {})
         elif config is not None:
             known = set(inspect.signature(type(config).__init__).parameters) - set(type(config).attribute_map)
             parts[part] = type(config)(**{key: value for key, value in SEEN.items() if key in known})

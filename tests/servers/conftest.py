@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +89,35 @@ async def backend(server: Server) -> AsyncIterator[Backend]:
     await made.resume()
     yield made
     await made.close()
+
+
+@asynccontextmanager
+async def served(kind: str, model: Path, folder: Path, *, replays: bool = False) -> AsyncIterator[Backend]:
+    """A server of a kind, and a connection to it."""
+    inference = {
+        "engine": kind, "dtype": "float32", "context_length": 512, "max_running": 8, "threads": 1,
+        "start_timeout": 300.0,
+    }  # fmt: skip
+    recipe = Recipe.model_validate(
+        {
+            "model": {"name": str(model)},
+            "train_dataset": {"name": "arithmetic"},
+            "valid_dataset": {"name": "arithmetic"},
+            "env": {"id": "arithmetic"},
+            "inference": inference,
+            "sampling": {"max_new_tokens": 64},
+            "launch": {"device": "cpu"},
+            "trainer": {"replay_routing": replays},
+        }
+    )
+    supervisor = Supervisor(folder / "logs")
+    try:
+        (url,) = start_servers(recipe, model, folder, supervisor)
+        made = make_backend(recipe, url)
+        yield made
+        await made.close()
+    finally:
+        supervisor.stop()
 
 
 class Reference:

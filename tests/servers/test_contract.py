@@ -211,6 +211,21 @@ async def test_a_request_over_a_push_tells_the_version_of_each_token(
         assert close_to(references[1], tail, 1.0, PROMPT + answer.token_ids[:old])
 
 
+async def test_a_prompt_from_before_a_push_in_place_is_read_by_the_new_weights(
+    backend: Backend, references: References, server: Server
+) -> None:
+    """Although a request runs over the push, for which the server keeps its cache (NeMo-RL 4018)."""
+    seen, params = (PROMPT * 50)[:280], SamplingParams(max_new_tokens=8, temperature=1.0, seed=2)  # blocks are 128 long
+    await backend.generate(seen, params, request_id="seen-before")
+    task, _ = await interrupted(backend, "in_place")
+    await backend.load(str(server.second), 9)
+    await backend.resume()
+    answer = await backend.generate(seen, params, request_id="seen-after")
+    await asyncio.wait_for(task, SECONDS)
+    assert set(answer.versions) == {9}
+    assert close_to(references[1], answer, 1.0, seen)
+
+
 async def test_an_answer_can_be_held_to_a_schema_where_the_server_can(backend: Backend, server: Server) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
     schema["additionalProperties"] = False

@@ -1,7 +1,6 @@
 """A mixture of experts on real servers: new weights reach each expert, and answers name the experts of each token."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,16 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.config.recipe import Recipe
 from agentrl.inference.backend import Backend, SamplingParams
 from agentrl.inference.kinds.kind import server_kind
-from agentrl.launch.servers import start_servers
-from agentrl.launch.supervisor import Supervisor
 from agentrl.models.routing import find_routers
-from agentrl.rollout.assemble import make_backend
 from agentrl.weights.file_names import file_weights
 from agentrl.weights.file_publisher import WeightPublisher
-from tests.servers.conftest import HIDDEN, REAL, Reference
+from tests.servers.conftest import HIDDEN, REAL, Reference, served
 from tests.tiny_mixture import build_tiny_mixture
 
 PROMPT = [261, 5, 40, 7, 99, 31, 12, 7, 250, 40]
@@ -28,35 +23,6 @@ PROMPT = [261, 5, 40, 7, 99, 31, 12, 7, 250, 40]
 def mixture(tmp_path: Path) -> Path:
     """A tiny mixture of experts with the tokenizer of the tiny model."""
     return build_tiny_mixture(tmp_path / "mixture", hidden=HIDDEN, head_dim=64)
-
-
-@asynccontextmanager
-async def served(kind: str, mixture: Path, folder: Path, *, replays: bool) -> AsyncIterator[Backend]:
-    """A server of a kind, and a connection to it."""
-    inference = {
-        "engine": kind, "dtype": "float32", "context_length": 256, "max_running": 8, "threads": 1,
-        "start_timeout": 300.0,
-    }  # fmt: skip
-    recipe = Recipe.model_validate(
-        {
-            "model": {"name": str(mixture)},
-            "train_dataset": {"name": "arithmetic"},
-            "valid_dataset": {"name": "arithmetic"},
-            "env": {"id": "arithmetic"},
-            "inference": inference,
-            "sampling": {"max_new_tokens": 64},
-            "launch": {"device": "cpu"},
-            "trainer": {"replay_routing": replays},
-        }
-    )
-    supervisor = Supervisor(folder / "logs")
-    try:
-        (url,) = start_servers(recipe, mixture, folder, supervisor)
-        made = make_backend(recipe, url)
-        yield made
-        await made.close()
-    finally:
-        supervisor.stop()
 
 
 @pytest.fixture(params=REAL)

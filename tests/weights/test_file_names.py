@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from agentrl.models.auto_class import auto_class
-from agentrl.weights.file_names import FileWeight, file_weights, wrong_names
+from agentrl.train.export import saved_buffers
+from agentrl.weights.file_names import FileWeight, file_buffers, file_weights, wrong_names
 from agentrl.weights.file_publisher import WeightPublisher
 from agentrl.weights.gather import full_tensor
 from tests.models.families import FAMILIES, small_config_with_images, small_model
@@ -26,7 +27,7 @@ CONVERTED = {  # families whose files have other tensors than the model, and one
     "hrm_text": None,
     "deepseek_v3": "model.layers.1.mlp.experts.0.gate_proj.weight",
 }
-AS_THEY_ARE = ("llama", "gpt2", "gemma2", "mamba2")
+AS_THEY_ARE = ("llama", "gpt2", "gemma2", "mamba2", "apertus")  # the last has buffers
 
 
 def loaded(name: str, folder: Path) -> tuple[Any, dict[str, Tensor]]:
@@ -50,12 +51,12 @@ def check_family(name: str, folder: Path) -> None:
         assert weight.shape == value.shape and torch.equal(value, files[given]), given
         if isinstance(weight, FileWeight) and weight.cut is not None:
             assert torch.equal(weight.cut.of(weight.cut.weight), value), given
-    left = set(files) - set(dict(sent))
-    buffers = dict(model.named_buffers())
-    assert all(any(torch.equal(files[one], other) for other in buffers.values()) for one in left), left
+    beside = file_buffers(model, saved_buffers(model), folder)
+    assert set(beside) == set(files) - set(dict(sent)), "the whole of the files is sent"
+    assert all(torch.equal(beside[one], files[one]) for one in beside)
 
 
-@pytest.mark.parametrize("name", [*CONVERTED, *AS_THEY_ARE])
+@pytest.mark.parametrize("name", [*CONVERTED, *AS_THEY_ARE, "sarvam_moe"])  # the last has a buffer that is renamed
 def test_weights_are_those_of_the_files(name: str, tmp_path: Path) -> None:
     check_family(name, tmp_path)
 

@@ -69,3 +69,27 @@ def test_a_version_on_disk_is_a_file_of_its_own(parameters: dict[str, torch.nn.P
         read.seek(0)
         assert read.read() == before != third.file.read_bytes()
     publisher.close()
+
+
+@pytest.mark.parametrize("transport", ["disk", "shm"])
+def test_what_is_not_trained_stands_beside_each_version_as_it_is(
+    parameters: dict[str, torch.nn.Parameter], transport: str, tmp_path: Path
+) -> None:
+    """In its own type, which rounds nothing; a folder's file of weights holds what the fingerprints cover, alone."""
+    kept = {"router.bias": torch.tensor([1.0 + 2**-20, 3.0]), "layer.count": torch.tensor(5)}
+    publisher = WeightPublisher(
+        parameters.items(),
+        torch.bfloat16,
+        transport,
+        tmp_path,
+        is_writer=True,
+        beside=kept,  # type: ignore[arg-type]
+    )
+    for version in (1, 2, 3):
+        manifest = publisher.write(version)
+        assert manifest is not None
+        read = [load_file(file) for file in Path(manifest.path).iterdir() if file != manifest.file]
+        assert len(read) == 1 and set(read[0]) == set(kept)
+        assert all(torch.equal(read[0][name], kept[name]) and read[0][name].dtype == kept[name].dtype for name in kept)
+        assert set(load_file(manifest.file)) == set(parameters) == set(manifest.fingerprints)
+    publisher.close()

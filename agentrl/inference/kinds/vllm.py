@@ -48,6 +48,8 @@ class VLLMBackend(Backend):
         self._mode: PauseMode = "abort"
         self._model: str | None = None  # the served model's name, if the server has only /v1/completions
         self._scored_model: str | None = None  # the same name, for `score`
+        self._forgot = False  # whether the weights that the server was started with were set to zero
+        self._newest = 0  # policy version that this process knows the server to have, or to have had
         self._version: int | None = None  # the server's policy version, if it has only /v1/completions
         self._running = asyncio.Event()  # cleared during a weight push
         self._running.set()
@@ -74,7 +76,7 @@ class VLLMBackend(Backend):
         if start is not None:
             sampling["routed_experts_prompt_start"] = start
         if self._model is None:
-            body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling}
+            body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": sampling, **self._salt()}
             if params.images:
                 body["features"] = await self._features(params.images)
             try:
@@ -129,14 +131,22 @@ class VLLMBackend(Backend):
             content = choice["logprobs"]["content"] if ids else []
             logprobs = [float(entry["logprob"]) for entry in content]
             versions = versions_of(choice.get("weight_versions") or (), len(ids))
+            self._newest = max(self._newest, *versions[-1:])
             return _checked(ids, logprobs, versions, choice["finish_reason"])
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise self._nonsense("/inference/v1/generate", answer, error) from error
 
+    def _salt(self) -> dict[str, str]:
+        """Field of a request that keeps its prefixes apart from those of other versions.
+
+        ``in_place`` may leave them; vLLM 0.32.0 does not, because its pause drops them in each mode.
+        """
+        return {"cache_salt": str(self._newest)}
+
     async def _complete(self, token_ids: list[int], sampling: dict[str, Any], request_id: str) -> Generation:
         await self._running.wait()
         version = self._version or 0
-        body = {**sampling, "model": self._model, "prompt": token_ids, "return_token_ids": True}
+        body = {**sampling, "model": self._model, "prompt": token_ids, "return_token_ids": True, **self._salt()}
         answer = await self._http.post("/v1/completions", {**body, "request_id": request_id})
         try:
             (choice,) = answer["choices"]
@@ -219,13 +229,18 @@ class VLLMBackend(Backend):
         """Load the safetensors files of a folder."""
         if not any(Path(path).glob("*.safetensors")):  # a failed load ends vLLM's process
             raise InferenceError(f"{self.url}: {path} holds no safetensors file that could be loaded")
+        if not self._forgot:  # what a load leaves as it was (GPT-OSS's experts in 0.32) must show in the first push
+            with contextlib.suppress(InferenceError):  # older servers have no such call
+                await self._http.post("/weight_checker", {"action": "reset"}, expect_json=False, repeatable=True)
+            self._forgot = True
         await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
-        if self._mode != "in_place":  # in this mode paused requests keep the KV cache of the old weights
-            await self._control("/reset_prefix_cache?reset_running_requests=true")
+        # in place, paused requests keep the KV cache of the old weights, and while there are any nothing is dropped
+        anew = "" if self._mode == "in_place" else "?reset_running_requests=true"
+        await self._control(f"/reset_prefix_cache{anew}")
         with contextlib.suppress(InferenceError):  # of image features; older servers have no such call
             await self._http.post("/reset_encoder_cache", expect_json=False, repeatable=True)
         await self._control("/update_weight_version", {"new_version": str(version)})
-        self._version = version
+        self._version = self._newest = version
 
     async def verify(self, manifest: WeightManifest) -> list[str]:
         """Compare the version only: vLLM refuses unknown parameters, and cannot report a parameter's values."""

@@ -211,6 +211,27 @@ async def test_a_load_is_followed_by_a_flush_that_waits_and_may_fail_in_place_al
     assert asked == [f"/flush_cache{waits}"], "SGLang would wait for retracted requests, too"
 
 
+async def test_prefixes_of_one_version_are_not_used_by_requests_of_another() -> None:
+    """SGLang keeps them over a push in place while requests run; who pushes nothing learns of it from answers."""
+    salts: list[str] = []
+
+    def handler(path: str, body: bytes) -> web.Response:
+        if path == "/generate":
+            salts.append(json.loads(body)["cache_salt"])
+        spans = [{"version": "6", "start": 0, "end": 3}]
+        return web.json_response(
+            {"success": True, "output_ids": [11, 12, 13], "meta_info": meta(weight_versions=spans)}
+        )
+
+    async with backend(handler) as server:
+        for version in (None, 7, 3):
+            if version is not None:
+                await server.load("/x", version)
+            await server.generate([1, 2], PARAMS, request_id="r")
+        await server.generate([1, 2], PARAMS, request_id="r")
+    assert salts == ["0", "7", "3", "6"]
+
+
 PLAN = BroadcastPlan(
     group="g", address="host", port=5, backend="gloo", world_size=3, offsets={"http://other": 1}, join=True,
     buckets=((TensorSpec(name="a", shape=(2, 3)),), (TensorSpec(name="b", shape=(4,)),)),
@@ -326,6 +347,25 @@ async def test_values_that_differ_from_the_samples_are_named() -> None:
             samples={"a": [1.0, 2.0], "b": [5.5]},
         )  # fmt: skip
         assert await server.verify(manifest) == ["b"]
+
+
+async def test_values_that_sglang_reads_from_a_wrong_row_are_not_compared() -> None:
+    """0.5.23 takes hidden size / heads for a head's size, so it shows other rows of fused keys of Mistral Nemo."""
+    held = {"l.q_proj.weight": [1.0], "l.k_proj.weight": [9.0], "l.v_proj.weight": [9.0], "l.mlp.up_proj.weight": [9.0]}
+
+    def handler(path: str, body: bytes) -> web.Response:
+        if path == "/model_info":
+            return web.json_response({"weight_version": "2"})
+        return web.json_response(held[json.loads(body)["name"]])
+
+    manifest = WeightManifest(
+        version=2, transport="disk", path="/x", dtype="F32", nbytes=8, fingerprints={},
+        samples={name: [1.0] for name in held},
+    )  # fmt: skip
+    async with backend(handler) as server:
+        assert await server.verify(manifest) == []
+        held["l.q_proj.weight"] = [2.0]
+        assert await server.verify(manifest) == ["l.q_proj.weight"]
 
 
 async def test_another_version_is_named() -> None:

@@ -132,8 +132,38 @@ async def test_the_modes_of_a_pause_and_what_follows_a_load(tmp_path: Path) -> N
         paths = [path for path, _ in seen]
         assert paths[0] == f"/pause?mode={said}"
         assert ("/reset_prefix_cache?reset_running_requests=true" not in paths) == cache_kept
+        assert ("/reset_prefix_cache" in paths) == cache_kept, "what no request holds is dropped in any mode"
         assert "/reset_encoder_cache" in paths, "features of images would be those of the old tower"
         assert seen[-1] == ("/update_weight_version", {"new_version": "8"})
+
+
+async def test_prefixes_of_one_version_are_not_used_by_requests_of_another(tmp_path: Path) -> None:
+    """Where a server keeps them over a push (NeMo-RL 4018); a process that pushes nothing learns it from answers."""
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    spans = [{"version": "6", "start": 0, "end": 3}]
+    for answers in ({**OLD, "/inference/v1/generate": generated(weight_versions=spans)}, OLD):
+        salts = []
+        async with backend(answers) as (server, seen):
+            for step in range(4):
+                await server.generate([1, 2], PARAMS, request_id="r")
+                salts.append(seen[-1][1]["cache_salt"])
+                if step == 1:
+                    await server.load(str(tmp_path), 7)
+                if step == 2:
+                    await server.load(str(tmp_path), 3)  # the last committed one again
+        assert salts == (["0", "6", "7", "3"] if answers is not OLD else ["0", "0", "7", "3"])
+
+
+async def test_the_first_load_of_a_connection_starts_from_zero(tmp_path: Path) -> None:
+    """Weights that vLLM leaves as they are, with a warning in its log alone, change what the first push looks at."""
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    for answers in (OLD, {**OLD, "/weight_checker": lambda body: web.json_response({"status": "reset"})}):
+        async with backend(answers) as (server, seen):
+            await server.load(str(tmp_path), 0)
+            await server.load(str(tmp_path), 1)
+        paths = [path for path, _ in seen]
+        assert paths.count("/weight_checker") == 1 and paths.index("/weight_checker") < paths.index("/collective_rpc")
+        assert ("/weight_checker", {"action": "reset"}) in seen
 
 
 async def test_a_folder_without_weights_never_reaches_the_server(tmp_path: Path) -> None:
