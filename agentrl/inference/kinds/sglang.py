@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 ABORT_SECONDS = 5.0  # when a connection is closed, for calls that abort its requests
 FLUSH_SECONDS = 10  # for requests that were aborted or given up to leave the scheduler
 TOO_LONG = ("context",)  # words in the error message for a prompt that is too long
-_SHIFTED = re.compile(r"\.(k|v|up)_proj\.")  # shown from a wrong row where heads have a size of their own (Mistral Nemo)
+_SHIFTED = re.compile(r"\.(k|v|up)_proj\.")  # shown from a wrong row where heads have their own size (Mistral Nemo)
 _TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
