@@ -97,7 +97,7 @@ def _qwen(folder: Path, tokenizer: Any, hidden: int, kind: str) -> Any:
     from transformers import Qwen2VLConfig, Qwen3VLConfig
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    sizes = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
+    sizes: dict[str, Any] = {"patch_size": 4, "merge_size": 2, "temporal_patch_size": 2}
     bounds = {"shortest_edge": 64, "longest_edge": 1024}  # pixels
     Qwen2VLImageProcessorPil(**sizes, size=bounds).save_pretrained(folder)
     film = {"video_processor_type": "Qwen2VLVideoProcessor", **sizes, "size": {**bounds, "longest_edge": 8192}}
@@ -113,7 +113,7 @@ def _qwen(folder: Path, tokenizer: Any, hidden: int, kind: str) -> Any:
         "depth": 2, "hidden_size": hidden, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2,
         "temporal_patch_size": 2, "initializer_range": 0.2,
     }  # fmt: skip
-    common = {"tie_word_embeddings": True} | {
+    common: dict[str, Any] = {"tie_word_embeddings": True} | {
         name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()
     }
     if kind == "qwen2_vl":

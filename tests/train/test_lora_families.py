@@ -103,5 +103,5 @@ def test_stacked_experts_are_counted(tmp_path: Path, tiny_model: Path) -> None:
 def test_a_name_that_is_also_another_modules_is_refused_in_one_line(tmp_path: Path) -> None:
     model = load_model(write("gemma3n_text", tmp_path), context=64)
     with pytest.raises(ModelRefused, match=r"trainer\.lora_targets=\['0'\]: ValueError: Target module") as found:
-        add_adapter(model, AdapterConfig(lora_rank=4, lora_targets=["0"]), seed=0, base="base")
+        add_adapter(model, AdapterConfig(lora_rank=4, lora_targets=("0",)), seed=0, base="base")
     assert "\n" not in str(found.value)
