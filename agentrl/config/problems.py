@@ -71,9 +71,7 @@ def allowed(key: str) -> str:
     bounds: list[str] = [_bound(mark) for mark in field.metadata]
     for each in choices(field):
         choice = typing.get_args(each)[1] if own is None and typing.get_origin(each) is dict else each
-        if typing.get_origin(choice) is typing.Literal:
-            kinds += [str(literal) for literal in typing.get_args(choice)]
-        elif typing.get_origin(choice) is typing.Annotated:
+        if typing.get_origin(choice) is typing.Annotated:
             kinds.append(_kind(typing.get_args(choice)[0]))
             for mark in typing.get_args(choice)[1:]:
                 bounds += [_bound(part) for part in getattr(mark, "metadata", [mark])]
@@ -87,6 +85,8 @@ def _kind(choice: Any) -> str:
     origin = typing.get_origin(choice)
     if origin in (list, tuple):
         return f"a list of {_kind(typing.get_args(choice)[0])}"
+    if origin is typing.Literal:
+        return " or ".join(map(str, typing.get_args(choice)))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_kind(part) for part in typing.get_args(choice))
     return "a mapping" if origin is dict else _KINDS.get(choice, str(choice))

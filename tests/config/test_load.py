@@ -124,6 +124,7 @@ def test_unknown_keys_in_files_name_the_file_even_in_the_unused_part(recipe_file
         ("trainer.time_budget=-1", ["a number or null"]),
         ("weights.transport=shn", ["auto or shm or disk or broadcast"]),
         ("inference.args=3", ["a list of text"]),
+        ("trainer.freeze=[tower]", ["trainer.freeze.0 was 'tower' (text), but must be a list of vision ("]),
         ("trainer=5", ["a mapping with the keys preset,"]),
         ("launch.device=tpu", ["auto or cpu or cuda"]),
         ("model.name=null", ["model.name was null", "must be text"]),

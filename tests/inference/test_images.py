@@ -285,7 +285,7 @@ def refusal(folder: Path) -> str:
 
 
 def test_a_processor_that_lacks_a_package_or_does_not_tell_its_placeholders_is_told_in_one_line(tmp_path: Path) -> None:
-    """Of Mistral 3 even the class cannot be had without torchvision: its texts train all the same."""
+    """Mistral 3's processor cannot be imported without torchvision; the model trains on texts all the same."""
     build_tiny_tokenizer(tmp_path).save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Idefics2ImageProcessor"}')
     (tmp_path / "processor_config.json").write_text('{"processor_class": "Idefics2Processor", "image_seq_len": 4}')

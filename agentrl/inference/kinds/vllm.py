@@ -7,7 +7,6 @@ running ones, so the version at a request's start holds for all its tokens; ``we
 """
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +138,7 @@ class VLLMBackend(Backend):
     def _salt(self) -> dict[str, str]:
         """Field of a request that keeps its prefixes apart from those of other versions.
 
-        ``in_place`` may leave them; vLLM 0.32.0 does not, because its pause drops them in each mode.
+        A push in place may leave these in the cache; vLLM 0.32.0 leaves none, because its pause drops all in any mode.
         """
         return {"cache_salt": str(self._newest)}
 
@@ -230,15 +229,13 @@ class VLLMBackend(Backend):
         if not any(Path(path).glob("*.safetensors")):  # a failed load ends vLLM's process
             raise InferenceError(f"{self.url}: {path} holds no safetensors file that could be loaded")
         if not self._forgot:  # what a load leaves as it was (GPT-OSS's experts in 0.32) must show in the first push
-            with contextlib.suppress(InferenceError):  # older servers have no such call
-                await self._http.post("/weight_checker", {"action": "reset"}, expect_json=False, repeatable=True)
+            await self._control("/weight_checker", {"action": "reset"}, needed=False)
             self._forgot = True
         await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
         # in place, paused requests keep the KV cache of the old weights, and while there are any nothing is dropped
         anew = "" if self._mode == "in_place" else "?reset_running_requests=true"
         await self._control(f"/reset_prefix_cache{anew}")
-        with contextlib.suppress(InferenceError):  # of image features; older servers have no such call
-            await self._http.post("/reset_encoder_cache", expect_json=False, repeatable=True)
+        await self._control("/reset_encoder_cache", needed=False)  # of images' features, by the old tower
         await self._control("/update_weight_version", {"new_version": str(version)})
         self._version = self._newest = version
 
@@ -250,11 +247,14 @@ class VLLMBackend(Backend):
         """Close connections."""
         await self._http.close()
 
-    async def _control(self, path: str, body: dict[str, Any] | None = None) -> None:
+    async def _control(self, path: str, body: dict[str, Any] | None = None, *, needed: bool = True) -> None:
+        """Makes a call that changes the server; one that is not ``needed`` may be unknown to older servers."""
         try:
             await self._http.post(path, body, expect_json=False, repeatable=True)
         except InferenceError as error:
             if error.status in _ABSENT:
+                if not needed:
+                    return
                 raise InferenceError(
                     f"{self.url} has no {path.partition('?')[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1 in its "
                     "environment"
@@ -286,8 +286,8 @@ class VLLM(ServerKind):
         transports=("shm", "disk"),
         structured_output=True,
         images=True,
-        mixed_placeholders=False,  # vLLM 0.32 is told where an image begins and ends alone, and ends at others
-        images_go_on=False,  # vLLM 0.32 ends when it computes one anew whose image lay in a cached prefix
+        mixed_placeholders=False,  # its process dies at others: vLLM 0.32 is told only where an image begins and ends
+        images_go_on=False,  # vLLM 0.32's process dies when an image is needed again that lay in a cached prefix
         experts=True,
         scoring=True,
         remote=True,

@@ -138,7 +138,7 @@ async def test_the_modes_of_a_pause_and_what_follows_a_load(tmp_path: Path) -> N
 
 
 async def test_prefixes_of_one_version_are_not_used_by_requests_of_another(tmp_path: Path) -> None:
-    """Where a server keeps them over a push (NeMo-RL 4018); a process that pushes nothing learns it from answers."""
+    """A server may keep prefixes over a push (NeMo-RL 4018); a process that pushes nothing learns it from answers."""
     (tmp_path / "model.safetensors").write_bytes(b"")
     spans = [{"version": "6", "start": 0, "end": 3}]
     for answers in ({**OLD, "/inference/v1/generate": generated(weight_versions=spans)}, OLD):
@@ -164,6 +164,14 @@ async def test_the_first_load_of_a_connection_starts_from_zero(tmp_path: Path) -
         paths = [path for path, _ in seen]
         assert paths.count("/weight_checker") == 1 and paths.index("/weight_checker") < paths.index("/collective_rpc")
         assert ("/weight_checker", {"action": "reset"}) in seen
+
+
+@pytest.mark.parametrize("path", ["/weight_checker", "/reset_encoder_cache"])
+async def test_a_call_that_older_servers_lack_may_not_fail_where_it_is_known(path: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    async with backend({**OLD, path: lambda body: web.Response(status=500, text="broken")}) as (server, _):
+        with pytest.raises(InferenceError, match=f"{path} answered 500"):
+            await server.load(str(tmp_path), 8)
 
 
 async def test_a_folder_without_weights_never_reaches_the_server(tmp_path: Path) -> None:
